@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Blocks of layers with sums as even as possible: torchgpipe's partitioner.
+/// @file   torchgpipe's partitioner: blocks of layers whose times are as equal as possible.
 /// @source C. Kim et al., "torchgpipe: On-the-fly Pipeline Parallelism for Training Giant Models",
 ///         arXiv 2020; the problem is that of I. Barany, V. S. Grinberg, "Block partitions of
 ///         sequences", 2015. Solved exactly here.
@@ -14,14 +14,14 @@
 
 namespace stagger::partition {
 
-/// As many stages as devices, so that the largest sum of layer times is as small as it can be.
-/// The cuts do not depend on transfers, memory and differences between devices, but the reported
-/// costs do. Of several optimal partitions, the one whose cuts come first.
+/// Makes as many stages as devices, and minimises the largest sum of layer times. The cuts do not
+/// depend on transfers, memory and differences between devices, but the reported costs do. Of
+/// several optimal partitions, it takes the one whose cuts come first.
 struct Block {
-  InFlight rule = InFlight::safe;  ///< for the memory that is reported
+  InFlight rule = InFlight::safe;  ///< for the reported memory
   int in_flight = 1;
 
-  /// First block after the first, and so on, of the given weights.
+  /// The first layer of each block after the first, for the given weights of layers.
   /// @throws Error  bad_configuration for fewer weights than blocks, or a weight that is negative
   ///                or not finite
   [[nodiscard]] static constexpr std::vector<int> cuts(std::span<double const> weights,
@@ -40,7 +40,7 @@ struct Block {
     plain.intra.push_back({});
     plain.places.assign(detail::at(blocks), {.times = 0, .node = 0, .memory_bytes = 1, .id = 0});
     std::vector<int> const order = detail::given_order(plain);
-    // A transfer of nothing takes the link's start-up, which is zero here.
+    // An empty transfer takes the link's start-up time, which is zero here.
     detail::Limits const limits{};
     double const best =
         detail::best_of_order(plain, order, limits, detail::work_bound(plain, order));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The list of all partitioners that programs choose by name, a line for each.
+/// @file   The list of all partitioners that programs choose by name.
 
 #include <array>
 #include <string>
@@ -34,16 +34,17 @@ inline constexpr std::tuple catalog_lines{
 inline constexpr std::array names =
     std::apply([](auto const&... line) { return std::array{line.name...}; }, catalog_lines);
 
-/// The partitioner of a name, by cost, with its options.
+/// A partitioner by cost, chosen by its name, with its options.
 struct Named {
   std::string name;        ///< in the catalog
   bool any_order = false;  ///< min-max: devices in any order instead of the given one
-  int in_flight = 1;       ///< minibatches, >= 1; decides about memory
+  int in_flight = 1;       ///< minibatches in flight, >= 1, for the memory
 
-  /// What the partitioner finds. Where it knows no lower bound, that of the given order is set,
-  /// memory aside.
-  /// @throws Error  bad_configuration for a name that is not in the catalog, naming the nearest, or
-  ///                for an order where the partitioner has none to choose; what it throws itself
+  /// The partitioner's result. If it has no lower bound of its own, that of the given order without
+  /// memory limits is filled in.
+  /// @throws Error  bad_configuration for a name that is not in the catalog (the text suggests the
+  ///                nearest), or for `any_order` with a partitioner that keeps the order; what the
+  ///                partitioner throws
   [[nodiscard]] Partition partition(Costs const& costs) const {
     Partition found;
     bool known = false;

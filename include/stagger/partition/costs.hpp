@@ -21,8 +21,8 @@
 
 namespace stagger::partition {
 
-/// How many minibatches a stage may hold between their forward and their backward. The last stage
-/// runs both at once and holds one.
+/// How many minibatches are assumed to be in flight at a stage. The last stage runs forward and
+/// backward at once and holds one.
 enum class InFlight : std::uint8_t {
   safe,      ///< all of them: always sufficient
   balanced,  ///< min(all, 2 * stages after it + 1): sufficient only if the schedule keeps to it
@@ -33,7 +33,7 @@ struct Place {
   int times = 0;  ///< row of Costs::until_s
   int node = 0;
   double memory_bytes = 0;
-  int id = 0;  ///< in its cluster
+  int id = 0;  ///< number in its cluster
   friend constexpr bool operator==(Place const&, Place const&) = default;
 
   /// True if a partition is as good with the two devices exchanged.
@@ -44,12 +44,12 @@ struct Place {
 
 namespace detail {
 
-/// A number of a layer, stage or device as the index of a vector.
+/// The number of a layer, stage or device as an index of a vector.
 [[nodiscard]] constexpr std::size_t at(int i) noexcept { return static_cast<std::size_t>(i); }
 
 }  // namespace detail
 
-/// A chain of layers and the devices it is cut for. Holds no names, so that small models can be cut
+/// The costs of a chain of layers on some devices. It has no names, so that small models can be cut
 /// in a constant expression.
 struct Costs {
   std::vector<std::vector<double>> until_s{};   ///< [rows][layers + 1] forward and backward seconds
@@ -61,7 +61,7 @@ struct Costs {
   std::vector<cluster::Link> intra{};           ///< [nodes]
   cluster::Link inter{};
   double parameter_copies =
-      0;  ///< of its parameters that a stage has in memory; 0: its weights, their
+      0;  ///< copies of its parameters that a stage has in memory; 0: its weights, their
           ///< accumulated update and a version for each minibatch it holds
 
   [[nodiscard]] constexpr int layers() const noexcept {
@@ -83,7 +83,7 @@ struct Costs {
     return intra[detail::at(node)];
   }
 
-  /// Seconds to receive what crosses in front of `layer`, from one device on another.
+  /// Seconds to send the activations in front of `layer` from one device to another.
   [[nodiscard]] constexpr double receive_s(int from, int to, int layer) const {
     int const node = place(to).node;
     cluster::Link const& link = place(from).node == node ? inside(node) : inter;
@@ -97,8 +97,8 @@ struct Costs {
 
   /// Bytes that a stage of the layers [first, last) needs: copies of its parameters, what
   /// minibatches in flight keep for their backward, and what waits in front of the last stage.
-  /// @param only       whether there is no other stage
-  /// @param held       minibatches between forward and backward here
+  /// @param only       whether it is the only stage
+  /// @param held       minibatches in flight at this stage
   /// @param in_flight  of the whole pipeline
   [[nodiscard]] constexpr double memory_bytes(int first, int last, bool only, bool is_last,
                                               int held, int in_flight) const {
@@ -110,7 +110,7 @@ struct Costs {
   }
 };
 
-/// Minibatches a stage holds at most, by rule.
+/// The most minibatches in flight at a stage, by a rule.
 [[nodiscard]] constexpr int held_in_flight(InFlight rule, int stage, int stages, int in_flight) {
   if (stage == stages - 1) return 1;
   if (rule == InFlight::safe) return in_flight;
@@ -125,7 +125,7 @@ struct Partition {
   std::vector<double> stage_s{};              ///< [stages] compute and transfers, per minibatch
   std::vector<std::uint64_t> memory_bytes{};  ///< [stages] of each device
   double bottleneck_s = 0;                    ///< largest of stage_s
-  double lower_bound_s = 0;  ///< nothing of this kind is faster; the bottleneck where exact
+  double lower_bound_s = 0;  ///< no such partition is faster; the bottleneck if it is optimal
 
   [[nodiscard]] constexpr int stages() const noexcept { return static_cast<int>(devices.size()); }
   /// bottleneck_s over lower_bound_s, less one.
@@ -134,7 +134,7 @@ struct Partition {
   }
 };
 
-/// A policy that cuts by cost.
+/// A partitioner by cost.
 template <class P>
 concept CostPolicy = std::copyable<P> && requires(P const policy, Costs const& costs) {
   { policy.partition(costs) } -> std::same_as<Partition>;
@@ -142,7 +142,7 @@ concept CostPolicy = std::copyable<P> && requires(P const policy, Costs const& c
 
 namespace detail {
 
-/// Bytes as reported: whole, and as many as fit.
+/// Bytes for reports, as an integer; too large numbers become the largest one.
 [[nodiscard]] constexpr std::uint64_t whole_bytes(double bytes) noexcept {
   return bytes < 1.8e19 ? static_cast<std::uint64_t>(bytes) : std::uint64_t(18e18);
 }
@@ -163,7 +163,7 @@ constexpr void require_stages(int stages, int layers) {
 struct Limits {
   InFlight rule = InFlight::safe;
   int in_flight = 1;         ///< minibatches
-  double memory_factor = 1;  ///< times each device's memory
+  double memory_factor = 1;  ///< factor of each device's memory
 
   [[nodiscard]] constexpr double available(Costs const& costs, int device) const {
     return costs.place(device).memory_bytes * memory_factor;
@@ -191,8 +191,9 @@ struct Limits {
   return bounds;
 }
 
-/// A stage's seconds. They are summed in this order everywhere, so that equal stages compare equal.
-/// @param before, after  devices of the neighbours, -1 where there is none
+/// Seconds of a stage. They are added in the same order everywhere, so that equal stages compare
+/// equal.
+/// @param before, after devices of the neighbouring stages; -1: there is none
 [[nodiscard]] constexpr double stage_seconds(Costs const& costs, int device, int first, int last,
                                              int before, int after) {
   double seconds = costs.compute_s(device, first, last);
@@ -204,9 +205,9 @@ struct Limits {
 }  // namespace detail
 
 /// The costs of cuts when stage s runs on the device order[s].
-/// @param  cuts   [stages - 1] as of Partition
+/// @param  cuts   [stages - 1] as in Partition
 /// @param  order  [stages] indices of Costs::places
-/// @throws Error  bad_configuration for cuts that do not rise or devices that are not there
+/// @throws Error  bad_configuration for cuts that do not rise, or devices that do not exist
 [[nodiscard]] constexpr Partition judge(Costs const& costs, std::vector<int> const& cuts,
                                         std::span<int const> order, InFlight rule = InFlight::safe,
                                         int in_flight = 1) {
@@ -238,8 +239,8 @@ struct Limits {
 
 /// The costs of a profile on some devices of a cluster.
 /// @param  devices  ids, in the order of the stages; none twice
-/// @throws Error    bad_data for a bad profile or cluster, bad_configuration for a device that is
-///                  not there, or there twice
+/// @throws Error    bad_data for an invalid profile or cluster, bad_configuration for a device that
+///                  does not exist or is listed twice
 [[nodiscard]] constexpr Costs costs(cluster::Profile const& profile,
                                     cluster::Cluster const& cluster, std::span<int const> devices) {
   require_profile(profile);

@@ -10,7 +10,8 @@
 
 namespace stagger::partition {
 
-/// Stages of equal length; where layers do not divide, earlier stages get one layer more.
+/// Stages with equal numbers of layers. If these do not divide evenly, earlier stages get one layer
+/// more.
 struct Even {
   using policy_tag = PartitionTag;
   int stages = 1;  ///< >= 1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Layers that groups of ranks share, each member with a part, inside stages that another
+/// @file   Tensor parallelism: layers that groups of ranks share, inside stages that another
 ///         partitioner cuts.
 
 #include <vector>
@@ -11,10 +11,10 @@
 
 namespace stagger::partition {
 
-/// Has the ranks of each position form groups of `group`: rank i is member i mod `group` of group
-/// i div `group`. In front of the first layer that is split a rank works on its own share of the
-/// rows, as without groups; behind it on all rows of its group, with a part of each layer that is
-/// worth it (plan_split). Positions that hold such layers, or later ones, need a multiple of `group`
+/// The ranks of each position form groups of `group`: rank i is member i mod `group` of group i div
+/// `group`. Before the first layer that is split, a rank works on its own share of the rows, as
+/// without groups; after it on all rows of its group, with a part of each layer for which splitting
+/// pays (plan_split). Positions that hold such layers, or later ones, need a multiple of `group`
 /// ranks. With a group of 1 nothing changes.
 ///
 /// @code
@@ -27,7 +27,7 @@ template <PartitionPolicy P = Cuts> struct LayerSplit {
   using policy_tag = PartitionTag;
   int group = 1;           ///< members, >= 1
   P over{};                ///< cuts the layers into stages; by default there is one
-  double threshold = 225;  ///< as of SplitRules
+  double threshold = 225;  ///< as in SplitRules
   bool pairs = false;      ///< likewise
 
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const { return over.cuts(layers); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   HetPipe's partitioner, which minimises the time of the slowest stage.
-/// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 7. The paper hands the problem to
-///         a solver of integer programs; here it is searched exactly.
+/// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 7. The paper uses a solver for
+///         integer programs; here the search is exact.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,18 +21,18 @@ namespace stagger::partition {
 /// layers' forward and backward, receiving activations from the stage before and gradients from the
 /// stage after, under each device's memory.
 ///
-/// Among equal bottlenecks the fewest bytes over the cuts win, then the cuts that come first.
-/// Exact; only with `any_order` and so many kinds of devices that HetPipe's table would not fit
-/// `most_states`, the best order that a search finds is taken, and Partition::gap() says how far it
-/// may be from the optimum.
+/// Of partitions with equal bottlenecks it takes the one with the fewest bytes over the cuts, then
+/// the one whose cuts come first. The result is optimal, except with `any_order` and so many kinds
+/// of devices that HetPipe's table would exceed `most_states`: then the best order found by a local
+/// search is taken, and Partition::gap() bounds the distance from the optimum.
 struct MinMax {
   bool any_order = false;  ///< devices in any order instead of the given one
   InFlight rule = InFlight::safe;
-  int in_flight = 1;                   ///< minibatches, >= 1; decides about memory
+  int in_flight = 1;                   ///< minibatches in flight, >= 1, for the memory
   std::size_t most_states = 1U << 24;  ///< 64-bit words of the table
 
   /// @throws Error       bad_configuration for no devices, or more stages than layers
-  /// @throws DoesNotFit  where nothing fits: naming layer, device and bytes, and what would do
+  /// @throws DoesNotFit if nothing fits; names layer, device and bytes, and what would suffice
   [[nodiscard]] constexpr Partition partition(Costs const& costs) const {
     detail::require_in_flight(in_flight);
     detail::require_stages(costs.devices(), costs.layers());
@@ -50,7 +50,7 @@ struct MinMax {
 
  private:
   struct Found {
-    std::vector<int> order{};  // empty: nothing fits
+    std::vector<int> order{};  // empty if nothing fits
     double bottleneck_s = detail::no_time;
     double lower_bound_s = 0;
   };
@@ -69,7 +69,7 @@ struct MinMax {
     return best;
   }
 
-  /// The best of any order; no partition is below the result.
+  /// Finds the best partition over all orders, and returns a lower bound.
   [[nodiscard]] constexpr double orders(Costs const& costs, detail::Limits const& limits,
                                         double least, Found& best) const {
     detail::AnyOrder table(costs, limits, most_states);
@@ -96,7 +96,7 @@ struct MinMax {
       if (best.order.empty()) return detail::no_time;
       best.bottleneck_s = detail::best_of_order(costs, best.order, limits, least);
     }
-    double low = least;  // nothing is below
+    double low = least;  // lower bound
     int runs = static_cast<int>(std::max<std::size_t>(5, 12'000'000 / table.words()));
     auto const better = [&](double most) {
       --runs;

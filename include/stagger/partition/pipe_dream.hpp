@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   PipeDream's partitioner: stages of several replicas, level by level of the network.
+/// @file   PipeDream's partitioner: replicated stages, level by level of the network.
 /// @source D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training",
-///         SOSP 2019, section 3.1, with the charges of its published optimiser.
+///         SOSP 2019, section 3.1, with the costs of its published optimiser.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,12 +20,12 @@ namespace detail {
 
 /// The best pipelines on up to `count` groups of devices behind one kind of link. A stage on m
 /// groups takes (T + 4 (m - 1) parameters / (rate m)) / m, with T its time on one group; between
-/// nodes, each device of a group exchanges its share of the parameters. Receiving over a boundary
+/// nodes, each device of a group exchanges its share of the parameters. A transfer over a boundary
 /// takes 2 activations / (rate m) and counts like a stage.
 class PipeDreamLevel {
  public:
-  /// @param inner  the level of which each group is made; null: groups are devices
-  /// @param all    false if only chains that begin with the first layer are asked for
+  /// @param inner  the level below, of which groups consist; null: groups are single devices
+  /// @param all    false if only chains that begin with the first layer are needed
   constexpr PipeDreamLevel(Costs const& costs, PipeDreamLevel const* inner, int count, double rate,
                            bool all)
       : costs_(costs),
@@ -48,11 +48,11 @@ class PipeDreamLevel {
 
   struct Stage {
     int first, last;
-    std::vector<int> devices;  ///< by their number within what was given
+    std::vector<int> devices;  ///< indices of the given devices
   };
 
   /// Appends the stages of [i, j) on m groups, each group `width` devices.
-  /// @param groups  [replicas of the whole] first device of each copy
+  /// @param groups  [replicas of the whole pipeline] first device of each
   constexpr void stages(int i, int j, int m, std::vector<int> const& copies, int width,
                         std::vector<Stage>& out) const {
     Choice const& e = choice_[slot(i, m) + at(j)];
@@ -74,7 +74,7 @@ class PipeDreamLevel {
     int replicas = 1;  // of the last stage
   };
 
-  /// Where the pipelines of the layers from i on, on m groups, begin.
+  /// The index of the first pipeline of the layers from i on, on m groups.
   [[nodiscard]] constexpr std::size_t slot(int i, int m) const {
     return (at(m - 1) * rows_ + at(i)) * at(layers_ + 1);
   }
@@ -116,7 +116,7 @@ class PipeDreamLevel {
       for (int k = j - 1; k > i; --k) {
         double const last = stage(own, k, replicas);
         if (last >= best) {
-          if (inner_ == nullptr) break;  // and longer ones take longer
+          if (inner_ == nullptr) break;  // longer stages take longer
           continue;
         }
         double const value =
@@ -143,16 +143,16 @@ class PipeDreamLevel {
 
 }  // namespace detail
 
-/// Stages of one or several devices each, for equal devices in equal nodes: first the best
-/// pipelines inside a node, then pipelines of nodes. Where all devices stand in one node, or each
-/// in its own, there is one level.
+/// Stages with one or several replicas, for equal devices in equal nodes: first the best pipelines
+/// inside a node, then pipelines of nodes. If all devices are in one node, or each in its own,
+/// there is one level.
 ///
-/// Exact for its own model, in which replicas of a stage share minibatches in turn and exchange
-/// gradients at the link's rate; a link's start-up is not counted. Memory is not limited, as in the
-/// published optimiser; what each stage needs is reported.
+/// Optimal for its own cost model, in which replicas of a stage process minibatches in turn and
+/// exchange gradients at the link's rate, without start-up times. Memory is not limited, as in the
+/// published optimiser, but reported.
 /// @complexity  O(layers^2 devices^2) for one level, O(layers^3 devices^2) in a node of several
 struct PipeDream {
-  int in_flight = 1;  ///< minibatches; for the memory that is reported
+  int in_flight = 1;  ///< minibatches in flight, for the reported memory
 
   /// @throws Error  bad_configuration for unequal devices or nodes, or none
   [[nodiscard]] constexpr Partition partition(Costs const& costs) const {
@@ -216,8 +216,8 @@ struct PipeDream {
     return result;
   }
 
-  /// A stage alone, without its boundaries: all its replicas as one group behind the slowest link
-  /// that joins them.
+  /// Seconds of a stage without its boundaries, with all its replicas as one group behind the
+  /// slowest link between them.
   [[nodiscard]] static constexpr double seconds_of(Costs const& costs,
                                                    detail::PipeDreamLevel::Stage const& stage,
                                                    int width) {

@@ -2,8 +2,8 @@
 #pragma once
 /// @file   The partition axis: where a chain of layers is cut into stages.
 ///
-/// A partitioner cuts the layers of the one Sequential that a pipeline was given. Stages that are
-/// arguments of their own are cut by hand, and take no partitioner.
+/// A partitioner cuts the layers of the one Sequential from which a pipeline is made. A pipeline of
+/// several arguments is cut by hand, and takes no partitioner.
 ///
 /// | partitioner | take it when |
 /// |---|---|
@@ -12,18 +12,18 @@
 /// | Weighed{MinMax{}, costs} | costs were measured: any partitioner by cost (partition/costs.hpp) as a policy |
 /// | LayerSplit{.group = 2, .over = Even{4}} | groups of ranks are to share layers that hold most parameters; `over` cuts |
 ///
-/// Partitioners by cost know the devices, and answer with more than cuts: MinMax (HetPipe: the
-/// slowest stage as fast as it can be, within memory), PipeDream (stages of several replicas),
-/// Block (torchgpipe: sums as even as possible). partition/catalog.hpp lists them for programs that
+/// Partitioners by cost know the devices, and return more than cuts: MinMax (HetPipe: the slowest
+/// stage as fast as it can be, within memory), PipeDream (stages of several replicas), Block
+/// (torchgpipe: sums as even as possible). partition/catalog.hpp lists them for programs that
 /// choose one by its name.
 ///
 /// | member | when it is asked | |
 /// |---|---|---|
 /// | `cuts(layers)` | once, in `with` | [stages - 1] first layer of each stage after the first, strictly rising, in 1 .. layers - 1; throws Error for a number of layers that it cannot cut |
 ///
-/// The engine promises: it asks once, for the number of layers that the model has; cuts that do not
-/// rise, or lie outside, are refused before anything runs. The bits of a step do not depend on the
-/// cuts.
+/// The engine promises: it calls `cuts` once, with the model's number of layers; cuts that do not
+/// rise, or are out of range, are refused before anything runs. The bits of a step do not depend on
+/// the cuts.
 ///
 /// In examples/14_own_policies.cpp:
 /// @code

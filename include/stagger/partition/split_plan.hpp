@@ -16,14 +16,14 @@
 
 namespace stagger::partition {
 
-/// A layer, as far as it matters to whether and how it is split.
+/// The properties of a layer that decide whether and how it is split.
 struct LayerFeatures {
   std::size_t inputs = 0;   ///< features of a row of its input; 0: it cannot be split
   std::size_t outputs = 0;  ///< likewise
   bool element_wise = false;
-  bool by_inputs = false;      ///< can be split by inputs, too
+  bool by_inputs = false;      ///< whether it can be split by inputs, too
   std::size_t parameters = 0;  ///< numbers
-  std::size_t biases = 0;      ///< of them, those that are added once
+  std::size_t biases = 0;      ///< those of them that are added only once
   std::size_t values = 0;      ///< numbers of a row of its output; 0: as many as features
 };
 
@@ -36,8 +36,8 @@ struct SplitRules {
                        ///< can be
 };
 
-/// Operations per element communicated of a layer that is split: 3 in out / (in + out), forward and
-/// backward together, whatever the batch and the group.
+/// Operations per communicated element of a split layer: 3 in out / (in + out), forward and
+/// backward together. It does not depend on the batch and the group.
 [[nodiscard]] constexpr double operations_per_element(std::size_t inputs,
                                                       std::size_t outputs) noexcept {
   auto const in = static_cast<double>(inputs);
@@ -45,12 +45,12 @@ struct SplitRules {
   return 3 * in * out / (in + out);
 }
 
-/// What a member of a group has of a value between two layers.
+/// The part of a value between two layers that a member of a group has.
 enum class Held : std::uint8_t {
-  rows,     ///< its share of the rows, as all ranks of its position
+  rows,     ///< its share of the rows, as with replicas
   whole,    ///< all rows of its group
   columns,  ///< some features of all rows of its group
-  terms,    ///< a summand for all rows of its group
+  terms,    ///< a summand of the value for all rows of its group
 };
 
 /// What members exchange between two layers.
@@ -64,10 +64,10 @@ enum class Cut : std::uint8_t {
   total,    ///< forward the sum of the terms; backward nothing
 };
 
-/// What belongs between a layer and the next one, or the loss.
+/// The exchange between a layer and the next one, or the loss.
 /// @param partial  whether the members' gradients of what is taken are terms, since the next layer
 ///                 is split by outputs
-/// @pre            the one who takes can have what is there: columns come from columns alone
+/// @pre            the exchange exists: columns are only taken from columns
 [[nodiscard]] constexpr Cut cut_between(Held given, Held taken, bool partial) noexcept {
   if (taken == Held::rows || taken == Held::columns) return Cut::none;
   switch (given) {
@@ -88,8 +88,8 @@ struct PlannedLayer {
   Held takes = Held::rows;
   Held gives = Held::rows;
   Cut cut = Cut::none;       ///< in front of it
-  std::size_t arriving = 0;  ///< features of a row there, of all members; 0: not known
-  std::size_t features = 0;  ///< likewise of its output
+  std::size_t arriving = 0;  ///< features of a row there, of all members; 0: unknown
+  std::size_t features = 0;  ///< features of a row of the layer's output
 };
 
 /// A chain of layers as a group of `members` ranks runs it.
@@ -102,7 +102,8 @@ struct SplitPlan {
   [[nodiscard]] constexpr bool splits() const noexcept {
     return !layers.empty() && layers.back().takes != Held::rows;
   }
-  /// The cut in front of a layer; of the one behind the last: in front of the loss.
+  /// The cut in front of a layer; for the number after the last layer, the one in front of the
+  /// loss.
   [[nodiscard]] constexpr Cut cut(std::size_t layer) const noexcept {
     return layer < layers.size() ? layers[layer].cut : end;
   }
@@ -112,11 +113,11 @@ struct SplitPlan {
   }
 };
 
-/// Decides which layers of a chain a group shares. In front of the first one of them a rank works
-/// on rows of its own, behind it on those of its group; in front of the first layer nothing is
-/// exchanged, since every rank has the whole batch.
-/// @throws Error  bad_configuration for a group of less than 1, mismatch for a layer whose inputs
-///                are not the features that arrive
+/// Decides which layers of a chain a group shares. Before the first of them a rank works on its own
+/// rows, after it on those of its group. In front of the first layer nothing is exchanged, since
+/// every rank has the whole batch.
+/// @throws Error  bad_configuration for a group below 1, mismatch for a layer whose inputs are not
+///                the previous layer's outputs
 [[nodiscard]] constexpr SplitPlan plan_split(std::span<LayerFeatures const> layers,
                                              SplitRules const& rules) {
   if (rules.group < 1)
@@ -160,16 +161,16 @@ struct SplitPlan {
   return plan;
 }
 
-/// Elements that one member sends, or parameters that it has.
+/// Elements that one member sends or receives, forward and backward.
 struct Elements {
   std::size_t forward = 0;
   std::size_t backward = 0;
 };
 
-/// What a member sends at the cut in front of a layer. Each member fetches what it needs from
-/// each of the others, also terms to add.
-/// @param layer  as of SplitPlan::cut
-/// @param rows   of each member; its group has as many times that as members
+/// The elements that a member sends at the cut in front of a layer. Each member fetches what it
+/// needs from each of the others, including terms to add.
+/// @param layer  as for SplitPlan::cut
+/// @param rows   rows of each member; its group has members times as many
 [[nodiscard]] constexpr Elements elements_sent(SplitPlan const& plan, std::size_t layer, int member,
                                                std::size_t rows) noexcept {
   auto const members = static_cast<std::size_t>(plan.members);
@@ -194,7 +195,7 @@ struct Elements {
   }
 }
 
-/// What a member receives there.
+/// The elements that a member receives at that cut.
 [[nodiscard]] constexpr Elements elements_received(SplitPlan const& plan, std::size_t layer,
                                                    int member, std::size_t rows) noexcept {
   Elements const sent = elements_sent(plan, layer, member, rows);
@@ -211,7 +212,7 @@ struct Elements {
   }
 }
 
-/// Numbers of a layer's output that a member has for the rows of its group; 0 if they are not known.
+/// Elements of a layer's output that a member has, for the rows of its group; 0 if unknown.
 /// @param layer  in the plan
 /// @param rows   of each member
 [[nodiscard]] constexpr std::size_t activations_of(SplitPlan const& plan,
@@ -247,8 +248,8 @@ struct Elements {
   return layer.parameters;
 }
 
-/// Likewise of all layers.
-/// @throws Error  mismatch unless there are as many layers as the plan has
+/// Likewise for all layers.
+/// @throws Error  mismatch unless the number of layers is the plan's
 [[nodiscard]] constexpr std::size_t parameters_of(SplitPlan const& plan,
                                                   std::span<LayerFeatures const> layers,
                                                   int member) {
@@ -261,11 +262,12 @@ struct Elements {
   return sum;
 }
 
-/// Elements that a rank sends to average the gradients, by a reduce-scatter and an all-gather: of
-/// what lies in front of the first split layer with all ranks, of everything else with those that
+/// Elements that a rank sends to average the gradients, by a reduce-scatter and an all-gather: for
+/// the layers before the first split layer among all ranks, for all others among the ranks that
 /// have the same piece.
-/// @param ranks  of the position, a multiple of the plan's members
-/// @throws Error  as parameters_of; bad_configuration for ranks that are no whole number of groups
+/// @param ranks  ranks of the position, a multiple of the plan's members
+/// @throws Error  as for parameters_of; bad_configuration for ranks that are not a whole number of
+///                groups
 [[nodiscard]] constexpr double averaged_elements(SplitPlan const& plan,
                                                  std::span<LayerFeatures const> layers, int member,
                                                  int ranks) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A partitioner by cost as the policy of a pipeline, which knows no costs.
+/// @file   The adapter that makes a partitioner by cost a policy of a pipeline.
 
 #include <vector>
 
@@ -10,7 +10,7 @@
 
 namespace stagger::partition {
 
-/// A partitioner together with the costs that it uses:
+/// A partitioner by cost together with the costs that it uses, as a policy:
 ///
 ///     auto costs = partition::costs(profile, cluster, devices);
 ///     auto train = Pipeline{model}.with(partition::Weighed{partition::MinMax{}, costs}, ...);
@@ -19,8 +19,8 @@ template <CostPolicy P> struct Weighed {
   P policy{};
   Costs costs{};
 
-  /// @throws Error  mismatch if the model has another number of layers than the profile; else what
-  ///                the policy throws
+  /// @throws Error  mismatch if the model has another number of layers than the profile; what the
+  ///                partitioner throws
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
     if (layers != costs.layers())
       raise(Errc::mismatch, "the model has ", counted(layers, "layer"), ", its profile ",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Groups of the devices of a cluster: virtual workers.
+/// @file   Allocations: how the devices of a cluster are divided among virtual workers.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1, table 3.
 
 #include <concepts>
@@ -49,7 +49,8 @@ namespace detail {
 struct NodePartition {
   using policy_tag = AllocationTag;
 
-  /// @throws Error  bad_configuration if there are not as many nodes as workers, all equally large
+  /// @throws Error  bad_configuration unless there are as many nodes as workers, with equally many
+  ///                devices
   [[nodiscard]] constexpr std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
                                                                  int workers) const {
     if (cluster.nodes() != workers || workers < 1)
@@ -66,12 +67,12 @@ struct NodePartition {
   }
 };
 
-/// Worker i gets the i-th device of every node: one partition suits all workers, but every boundary
-/// crosses nodes.
+/// Worker i gets the i-th device of every node: one partition suits all workers, but every stage
+/// boundary crosses nodes.
 struct EqualDistribution {
   using policy_tag = AllocationTag;
 
-  /// @throws Error  bad_configuration if some node does not have as many devices as workers
+  /// @throws Error  bad_configuration unless every node has as many devices as there are workers
   [[nodiscard]] constexpr std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
                                                                  int workers) const {
     std::vector<std::vector<int>> result;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The choice of devices for the replicas of one stage, among nodes that are partly taken.
+/// @file   Fills: the choice of devices for the replicas of one stage, if some devices are already
+///         taken.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 4.1.
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace stagger {
 
 namespace placement {
 
-/// How many devices of each node there are, and how many are taken. In a node the lowest free
+/// The number of devices of each node, and how many of them are taken. In a node the lowest free
 /// numbers are taken first.
 struct Occupancy {
   std::vector<int> size{};   ///< [nodes]
@@ -31,8 +32,8 @@ struct Occupancy {
     return sum;
   }
 
-  /// Numbers of the devices that `chosen` of each node are, rising; devices are numbered node by
-  /// node.
+  /// The numbers of the devices if `chosen[n]` devices of each node n are taken next, rising.
+  /// Devices are numbered node by node.
   [[nodiscard]] constexpr std::vector<int> devices(std::span<int const> chosen) const {
     std::vector<int> ids;
     int first = 0;
@@ -46,10 +47,10 @@ struct Occupancy {
 
 }  // namespace placement
 
-/// Marks a rule for that choice: `using policy_tag = stagger::FillTag;`.
+/// Marks a fill: `using policy_tag = stagger::FillTag;`.
 struct FillTag {};
 
-/// Chooses devices for the replicas of one stage.
+/// A fill chooses devices for the replicas of one stage.
 template <class P>
 concept FillPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, FillTag> &&
                      requires(P const policy, placement::Occupancy occupied, int devices) {
@@ -72,7 +73,7 @@ constexpr void require_room(Occupancy const& occupied, int devices) {
           " that are free; choose 1 or more");
 }
 
-/// Node after node: fresh ones before those partly taken, or after them.
+/// Takes node after node: unused nodes before partly taken ones, or after them.
 [[nodiscard]] constexpr std::vector<int> in_order(Occupancy const& occupied, int devices,
                                                   bool fresh_first) {
   require_room(occupied, devices);
@@ -90,8 +91,8 @@ constexpr void require_room(Occupancy const& occupied, int devices) {
 
 namespace placement {
 
-/// Fresh nodes first, then those partly taken: a stage stays within one node where it can, so that
-/// its all-reduce uses that node's links.
+/// Unused nodes first, then partly taken ones: a stage stays within one node if it can, so that its
+/// all-reduce uses that node's links.
 struct FreshFirst {
   using policy_tag = FillTag;
 
@@ -101,7 +102,7 @@ struct FreshFirst {
   }
 };
 
-/// Partly taken nodes first, then fresh ones, so that few nodes are left partly taken.
+/// Partly taken nodes first, then unused ones, so that few nodes are left partly taken.
 struct AppendFirst {
   using policy_tag = FillTag;
 
@@ -111,8 +112,8 @@ struct AppendFirst {
   }
 };
 
-/// One device of each node in turn, over the partly taken nodes first, then over the fresh ones:
-/// for stages with few weights and large activations.
+/// One device of each node in turn, first of the partly taken nodes, then of the unused ones: for
+/// stages with few weights and large activations.
 struct ScatterFirst {
   using policy_tag = FillTag;
 
@@ -121,7 +122,7 @@ struct ScatterFirst {
     detail::require_room(occupied, devices);
     std::vector<int> chosen(occupied.size.size(), 0);
     auto const fresh = [&](std::size_t node) { return occupied.taken[node] == 0; };
-    // Partly taken nodes in the first pass, fresh ones in the second.
+    // Partly taken nodes in the first pass, unused ones in the second.
     for (bool const pass_fresh : {false, true})
       for (bool more = true; more && devices > 0;) {
         more = false;

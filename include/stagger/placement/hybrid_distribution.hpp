@@ -14,14 +14,15 @@
 
 namespace stagger::placement {
 
-/// Kinds are matched in pairs, and the workers are divided among the pairs: each worker gets as
-/// many devices of the one kind as of the other. Of all matchings, the one whose pairs differ least
-/// in compute or memory, whichever differs more; then in both together; then the first by name.
+/// Kinds of devices are matched in pairs, and the workers are divided among the pairs: each worker
+/// gets as many devices of one kind as of the other. The matching is the one whose pairs differ
+/// least in compute or memory, whichever differs more; if several are equal, least in both
+/// together; then the first by name.
 struct HybridDistribution {
   using policy_tag = AllocationTag;
 
-  /// @throws Error  bad_configuration for an odd number of kinds, kinds of unequal number, or
-  ///                workers that cannot be shared out to the pairs
+  /// @throws Error  bad_configuration for an odd number of kinds, kinds with different numbers of
+  ///                devices, or workers that cannot be divided evenly among the pairs
   [[nodiscard]] constexpr std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
                                                                  int workers) const {
     std::vector<Kind> const kinds = kinds_of(cluster);
@@ -83,7 +84,7 @@ struct HybridDistribution {
     return kinds;
   }
 
-  /// How far apart the pairs are: (largest - smallest) / (largest + smallest).
+  /// The relative difference of the pairs: (largest - smallest) / (largest + smallest).
   template <class Of>
   [[nodiscard]] static constexpr double imbalance(std::vector<Kind> const& kinds, Matching const& m,
                                                   Of const& of) {
@@ -97,7 +98,7 @@ struct HybridDistribution {
     return (most - least) / (most + least);
   }
 
-  /// Tries every partner for the first kind that has none.
+  /// Recursively tries every partner for the first unmatched kind.
   static constexpr void match(std::vector<Kind> const& kinds, std::vector<bool>& taken,
                               Matching& now, Matching& best) {
     std::size_t first = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Placement of neighbouring ranks on the same place.
+/// @file   The default placement: neighbouring ranks share a place.
 
 #include <vector>
 
@@ -8,7 +8,8 @@
 
 namespace stagger::placement {
 
-/// Ranks in order over the places, in blocks of equal length: few messages pass between two places.
+/// Assigns ranks to the places in order, in blocks of equal length, so that few messages pass
+/// between places.
 struct InOrder {
   using policy_tag = PlacementTag;
 

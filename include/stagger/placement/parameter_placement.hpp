@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The node on which the parameter server keeps each layer.
+/// @file   Placements of parameters: the node on which a parameter server keeps each layer.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1: default placement and local.
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace stagger {
 
-/// Marks a choice of the node that keeps each layer's parameters. `layer_nodes(layers, nodes,
-/// workers)` returns [layers] a node each.
+/// Marks a placement of parameters. `layer_nodes(layers, nodes, workers)` returns the node of each
+/// layer, [layers].
 struct ParameterPlacementTag {};
 
 namespace placement {
 
-/// One virtual worker's pipeline.
+/// The pipeline of one virtual worker.
 struct Worker {
   std::vector<int> cuts{};   ///< [stages - 1] first layer of each stage after the first
   std::vector<int> nodes{};  ///< [stages] node of each stage
@@ -30,7 +30,7 @@ struct Worker {
   }
 };
 
-/// Layer i is kept on node i mod nodes: the load is spread over all nodes.
+/// Keeps layer i on node i mod nodes, which spreads the load over all nodes.
 struct RoundRobin {
   using policy_tag = ParameterPlacementTag;
 
@@ -43,8 +43,8 @@ struct RoundRobin {
   }
 };
 
-/// A layer is kept where it runs, so that no parameters travel between nodes. Every worker must
-/// have the same cuts on the same nodes, as EqualDistribution gives them.
+/// Keeps each layer on the node that runs it, so that no parameters are sent between nodes. Every
+/// worker must have the same cuts on the same nodes, as with EqualDistribution.
 struct Local {
   using policy_tag = ParameterPlacementTag;
 

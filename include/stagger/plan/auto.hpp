@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   The planner that ranks plans by simulation instead of the closed estimate.
-/// @source Candidates: Fan et al., "DAPPLE", PPoPP 2021, and what else splits a chain; the ranking,
-///         the search around the best ones and the bound are our own.
+/// @source Candidates: Fan et al., "DAPPLE", PPoPP 2021, and the partitioners; the ranking, the
+///         search around the best ones and the bound are our own.
 
 #include <algorithm>
 #include <cstddef>
@@ -32,9 +32,9 @@ namespace stagger::plan {
 ///
 /// Candidates are the best of DAPPLE's search for each number of stages, the cuts of Block and of
 /// Even for each number of stages, data parallelism, the stages of MinMax and PipeDream, and
-/// `others`; then plans near the best of them. Microbatches of a quarter to
-/// four times the profile's batch are tried, unless the request fixes them; they are taken to last
-/// in proportion to their samples.
+/// `others`; then plans near the best of them. Microbatches of a quarter to four times the
+/// profile's batch are tried, unless the request fixes their size. Their times are assumed to be
+/// proportional to their samples.
 struct Auto {
   long long budget = 600'000;      ///< closed estimates for each size of microbatch
   long long simulations = 12'000;  ///< drafts simulated around the best candidates
@@ -43,7 +43,7 @@ struct Auto {
   /// @throws Infeasible  where nothing fits
   [[nodiscard]] Plan plan(Workload const& w) const { return std::move(shortlist(w).front().plan); }
 
-  /// The best plan and those that others led to, the best first, with the drafts they came from.
+  /// The best plan and those found from other candidates, the best first, with their drafts.
   /// @throws Infeasible  where nothing fits
   [[nodiscard]] std::vector<Candidate> shortlist(Workload const& w) const {
     Shortage shortage;
@@ -80,7 +80,7 @@ struct Auto {
     auto const consider = [&](Draft draft) {
       constexpr std::size_t few = 8;
       ++evaluated;
-      draft.gradients = Gradients::overlapped;  // never later than together
+      draft.gradients = Gradients::overlapped;  // never slower than together
       auto plan = evaluator(draft, "auto");
       if (!plan) return;
       auto const place =
@@ -94,7 +94,7 @@ struct Auto {
     auto const ask = [&](auto const& partitioned) {
       try {
         drafts.push_back(partitioned.draft(w));
-      } catch (Error const&) {  // it cannot cut for this cluster, or nothing fits
+      } catch (Error const&) {  // the partitioner does not support this cluster, or nothing fits
       }
     };
     ask(Partitioned<partition::PipeDream>{});
@@ -121,11 +121,11 @@ struct Auto {
         for (Draft const& draft : drafts) add(draft);
       }
     }
-    try {  // with its own budget, so that this plan is never slower than its
+    try {  // with Dapple's own budget, so that this plan is never slower than Dapple's
       Plan const dapple = Dapple{}.plan(w);
       evaluated += dapple.candidates;
       consider(draft_of(dapple, w.microbatch()));
-    } catch (Infeasible const&) {  // one of the others may fit
+    } catch (Infeasible const&) {  // another candidate may fit
     }
     if (best.empty()) return best;
     long long left = simulations;

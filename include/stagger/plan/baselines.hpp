@@ -17,7 +17,8 @@ namespace stagger::plan {
 
 namespace detail {
 
-/// First layer of each stage after the first: the longest stage is as short as it can be.
+/// The first layer of each stage after the first, such that the longest stage is as short as
+/// possible.
 /// @pre 1 <= stages <= seconds.size()
 [[nodiscard]] inline std::vector<int> balanced(std::vector<double> const& seconds, int stages) {
   auto const N = seconds.size();
@@ -47,8 +48,8 @@ namespace detail {
   return cuts;
 }
 
-/// Stages of the cuts, on the devices in order, as many for each as can be; the first ones get
-/// those that are left over.
+/// The draft of some cuts: devices in order are divided evenly among the stages; if there is a
+/// remainder, the first stages get one more.
 [[nodiscard]] inline Draft in_order(Workload const& w, std::vector<int> const& cuts) {
   auto const& ids = w.devices();
   std::size_t const S = cuts.size() + 1;
@@ -79,7 +80,8 @@ namespace detail {
   return in_order(w, balanced(layer_seconds(w), G));
 }
 
-/// The plan of a draft that a request fixes; where it does not fit, the error says what would.
+/// The plan of a draft that depends only on the request; if it does not fit, the error says what
+/// would.
 /// @param make  Draft(Workload const&)
 template <class Make>
 [[nodiscard]] Plan only(Workload const& w, Make&& make, std::string const& policy) {
@@ -99,9 +101,9 @@ template <class Make>
 
 }  // namespace detail
 
-/// One device for each stage, layers divided so that the longest stage is as short as it can be.
+/// One device for each stage; layers are divided so that the longest stage is as short as possible.
 struct Straight {
-  /// @throws Infeasible  with fewer layers than devices, or where it does not fit
+  /// @throws Infeasible if there are fewer layers than devices, or if it does not fit
   [[nodiscard]] Plan plan(Workload const& w) const {
     auto const G = static_cast<int>(w.devices().size());
     if (w.layers() < G)
@@ -116,7 +118,7 @@ struct Straight {
 struct DataParallel {
   Gradients gradients = Gradients::overlapped;
 
-  /// @throws Infeasible  where the model does not fit on each device, or the batch is too small
+  /// @throws Infeasible if the model does not fit on each device, or the batch is too small
   [[nodiscard]] Plan plan(Workload const& w) const {
     auto const make = [&](Workload const& of) {
       return Draft{.stages = {{0, of.layers(), of.devices()}}, .gradients = gradients};

@@ -16,11 +16,12 @@ namespace stagger::plan {
 /// A lower bound of an iteration over all cuts, replicas, placements, warm-ups and groupings, for
 /// microbatches of at least `per_device` samples on each device, in simulated time.
 ///
-/// The work over all devices' speeds; and where all devices are alike, the better of
-///   one stage    all devices work alike, and the gradients follow as soon as they can;
-///   more stages  with layers up to j on r devices, those after start a forward later and end a
-///                backward earlier than the first stage.
-/// Memory is left out: it can only make plans slower.
+/// The bound is the work over the sum of the devices' speeds. If all devices are equal, it is
+/// raised to the smaller of two bounds:
+///  - for one stage: all devices do the same work, and the gradients follow as soon as they can;
+///  - for more stages: with layers up to j on r devices, the later layers start a forward later
+///    and end a backward earlier than the first stage.
+/// Memory is left out, since it can only make plans slower.
 [[nodiscard]] inline double lower_bound_s(Workload const& w, double per_device = 1) {
   int const N = w.layers();
   std::vector<int> const& ids = w.devices();

@@ -30,8 +30,8 @@ struct Found {
   long long order = 0;  ///< of discovery: breaks ties
 };
 
-/// Boundaries that stages may end at: all, or of a long model the cheapest in each of 160 stretches
-/// of equal work.
+/// The boundaries at which stages may end: all of them, or in a long model the cheapest in each of
+/// 160 intervals of equal work.
 [[nodiscard]] inline List<int> boundaries(Workload const& w) {
   constexpr int most = 160;
   int const N = w.layers();
@@ -55,12 +55,12 @@ struct Found {
   return cuts;
 }
 
-/// The search: the last stage of a partial plan is cut in two, and the front part put on devices
-/// that one of the three rules chooses. For each number of layers and set of devices in front of
+/// The search: the last stage of a partial plan is cut in two, and its front part is put on devices
+/// that one of the three fills chooses. For each number of layers and set of devices in front of
 /// the last stage, the best partial plans are kept.
 class DappleSearch {
  public:
-  /// @param short_warm_up  whether room for one microbatch is enough for a stage
+  /// @param short_warm_up  whether memory for one microbatch is sufficient for a stage
   DappleSearch(Workload const& w, Form form, long long budget, int microbatch, bool recompute,
                bool short_warm_up)
       : w_(w),
@@ -75,7 +75,7 @@ class DappleSearch {
     keep_ = static_cast<std::size_t>(std::max(1.0, std::min(most, most / each)));  // one layer: all
   }
 
-  /// Best plans of each number of stages, best first; empty where none fits.
+  /// The best plans for each number of stages, best first; empty if none fits.
   [[nodiscard]] std::vector<Found> run() {
     open_.resize(cuts_.size());
     consider_whole();
@@ -97,7 +97,7 @@ class DappleSearch {
   [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
 
  private:
-  /// A stage in front of the last one, linked to those before it.
+  /// A stage before the last one, linked to the stages before it.
   struct Partial {
     double seconds = 0;  ///< estimate, with all other layers on all other devices
     int before = -1;     ///< in partials_
@@ -105,12 +105,12 @@ class DappleSearch {
     Group group{};
     Wire wire{};  ///< from the stage before
     std::vector<int> devices{};
-    std::vector<int> taken{};  ///< [nodes] with this stage
+    std::vector<int> taken{};  ///< [nodes] including this stage
   };
-  using Open = std::map<std::vector<int>, std::vector<int>>;  // devices taken: best first
+  using Open = std::map<std::vector<int>, std::vector<int>>;  // devices taken -> plans
 
   [[nodiscard]] std::vector<int> chosen(Open const& open) const {
-    std::vector<std::pair<std::size_t, int>> ranked;  // place among those of its devices
+    std::vector<std::pair<std::size_t, int>> ranked;  // rank among those with the same devices
     for (auto const& [taken, best] : open)
       for (std::size_t i = 0; i < best.size(); ++i) ranked.emplace_back(i, best[i]);
     std::sort(ranked.begin(), ranked.end(), [&](auto const& a, auto const& b) {
@@ -154,7 +154,7 @@ class DappleSearch {
     double const slice = f.slice(g.replicas);
     int const N = w_.layers();
     if (!fits(w_.memory(0, N, slice, recompute_), g, 0, 1, f.microbatches, 0, N)) return;
-    if (form_ == Form::printed) return;  // the paper leaves the plan of one stage out
+    if (form_ == Form::printed) return;  // the paper does not consider the plan of one stage
     StageTime t = w_.time(0, N, g.kinds, slice, recompute_);
     t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, false);
     record(latency_of({&t, 1}, f.microbatches, form_).seconds,
@@ -166,7 +166,7 @@ class DappleSearch {
     evaluated_ += 2;
   }
 
-  /// Cuts the last stage of a partial plan, or of none (-1), in all ways.
+  /// Cuts the last stage of a partial plan, or of the empty one (-1), in all ways.
   void expand(int at, int partial) {
     placement::Occupancy occupied = w_.free();
     chain_.clear();
@@ -209,7 +209,7 @@ class DappleSearch {
     int most = std::max(next.group.replicas, tail.replicas);
     for (int const p : chain_) most = std::max(most, partials_[p].group.replicas);
     Flow const f = flow(w_.request().batch, microbatch_, most);
-    if (f.microbatches < 1) return;  // further cuts of the tail leave the front as it is
+    if (f.microbatches < 1) return;  // further cuts do not change the front stages
 
     std::size_t const C = chain_.size();
     int const S = static_cast<int>(C) + 2;
@@ -256,7 +256,7 @@ class DappleSearch {
     if (best.size() < keep_) {
       best.insert(place, static_cast<int>(partials_.size()));
       partials_.push_back(next);
-    } else if (place != best.end()) {  // the worst is given up; nothing refers to it yet
+    } else if (place != best.end()) {  // the worst is dropped; nothing refers to it yet
       int const slot = best.back();
       best.pop_back();
       best.insert(best.begin() + rank, slot);
@@ -275,7 +275,7 @@ class DappleSearch {
     return draft;
   }
 
-  /// Keeps a few plans of each number of stages.
+  /// Keeps the best few plans for each number of stages.
   template <class Make> void record(double seconds, Make&& make) {
     constexpr std::size_t few = 6;
     std::size_t const S = chain_.size() + 2;
@@ -296,9 +296,9 @@ class DappleSearch {
   Form form_;
   int microbatch_;
   bool recompute_, short_warm_up_;
-  std::size_t keep_ = 1;  ///< partial plans that are cut further, for each boundary
+  std::size_t keep_ = 1;  ///< how many partial plans are cut further, for each boundary
   List<int> cuts_;
-  List<Open> open_{};  ///< [cuts] partial plans that end there
+  List<Open> open_{};  ///< [cuts] partial plans that end at the boundary
   List<Partial> partials_{};
   List<int> chain_{};  ///< the partial plan that is cut further, from its first stage on
   std::vector<StageTime> times_{};
@@ -310,17 +310,17 @@ class DappleSearch {
 
 }  // namespace detail
 
-/// Minimises the closed estimate over cuts, replicas and the device sets that three placement rules
-/// reach; also looks at data parallelism with overlapped gradients, the straight pipeline, and all
-/// cuts in two.
+/// Minimises the closed estimate over cuts, replicas and the device sets that three fills reach;
+/// also considers data parallelism with overlapped gradients, the straight pipeline, and all plans
+/// of two stages.
 ///
-/// Memory: a stage must hold S - i microbatches; where no plan does, one is enough.
+/// Memory: stage i of S must hold S - i microbatches; if no plan can, one is sufficient.
 /// @complexity  about `budget` evaluations of O(stages); exhaustive for small models and clusters
 struct Dapple {
   Form form = Form::corrected;  ///< printed: as in the paper, for comparison
   long long budget = 2'000'000;
 
-  /// @throws Infeasible  where nothing fits, with the smallest need found
+  /// @throws Infeasible if nothing fits; names the smallest requirement found
   [[nodiscard]] Plan plan(Workload const& w) const {
     long long candidates = 0;
     Shortage shortage;

@@ -38,11 +38,11 @@ struct Draft {
   int microbatch = 0;  ///< samples per device; 0: the workload's
   bool recompute = false;
   Gradients gradients = Gradients::together;
-  int gap = 0;  ///< of the warm-up; 0: the one of 1 to 3 that is simulated fastest
+  int gap = 0;  ///< of the warm-up; 0: the one of 1 to 3 with the fastest simulation
   friend bool operator==(Draft const&, Draft const&) = default;
 };
 
-/// The draft that a plan was made of.
+/// The draft from which a plan was made.
 [[nodiscard]] inline Draft draft_of(Plan const& plan, int microbatch) {
   Draft draft{.microbatch = microbatch, .recompute = plan.recompute, .gradients = plan.gradients};
   for (auto const& s : plan.stages) draft.stages.push_back({s.first, s.last + 1, s.devices});
@@ -54,7 +54,7 @@ struct Draft {
 inline void require_draft(Workload const& workload, Draft const& draft) {
   auto const refuse = [](std::string const& s) { raise(Errc::bad_configuration, s); };
   auto const& usable = workload.devices();
-  List<int> user(workload.cluster().devices.size(), -1);  // [devices] the stage that has it
+  List<int> user(workload.cluster().devices.size(), -1);  // [devices] the stage that uses it
   int next = 0;
   int at = 0;
   for (auto const& s : draft.stages) {
@@ -81,12 +81,12 @@ inline void require_draft(Workload const& workload, Draft const& draft) {
                 "; let them have every layer"));
 }
 
-/// How many microbatches an iteration has, and how large their slices are.
+/// The number of microbatches of an iteration, and the size of their slices.
 struct Flow {
   int microbatches = 0;   ///< 0: the batch is too small for the replicas
   double microbatch = 0;  ///< samples, on average
 
-  /// Samples of the largest slice over r replicas.
+  /// Samples of the largest replica's slice.
   [[nodiscard]] double slice(int replicas) const noexcept {
     return std::ceil(microbatch / replicas - 1e-9);
   }
@@ -119,7 +119,7 @@ inline StageMemory cost_stage(Workload const& w, Flow const& f, Plan& plan, std:
 }
 
 /// Puts transfers into a plan whose stages have their times.
-/// @param times  [2S - 1] becomes the stages and transfers that estimate and simulation take
+/// @param times  [2S - 1] output: the stages and transfers for estimate and simulation
 /// @param split  of layers that groups share: each member takes all rows of its group; null: none
 inline void cost_transfers(Workload const& w, Flow const& f, Plan& plan,
                            std::vector<StageTime>& times,
@@ -157,7 +157,7 @@ inline void cost_transfers(Workload const& w, Flow const& f, Plan& plan,
   return s.warm_up < wanted ? Limit::memory : Limit::time;
 }
 
-/// Compares a plan that has been estimated and simulated with what bounds it.
+/// Fills in the gap and the speed-up of a plan that has been estimated and simulated.
 inline void rate(Workload const& w, double lower_bound_s, Plan& plan) {
   for (std::size_t i = 0; i < plan.stages.size(); ++i) plan.stages[i].limit = limit(plan, i);
   plan.latency_s = plan.estimate.seconds;
@@ -168,13 +168,13 @@ inline void rate(Workload const& w, double lower_bound_s, Plan& plan) {
 
 }  // namespace detail
 
-/// Turns drafts into plans; keeps its memory from one to the next.
+/// Turns drafts into plans, and reuses its memory.
 class Evaluator {
  public:
   explicit Evaluator(Workload const& workload)
       : work_(&workload), lower_bound_s_(plan::lower_bound_s(workload)) {}
 
-  /// @return  nothing where the batch is too small, or a stage does not fit with one microbatch in
+  /// @return  empty if the batch is too small, or a stage does not fit with one microbatch in
   ///          flight; `shortage()` then says why
   [[nodiscard]] std::optional<Plan> operator()(Draft const& draft, std::string const& policy,
                                                Form form = Form::corrected) {
@@ -218,7 +218,7 @@ class Evaluator {
     return plan;
   }
 
-  /// Why the last draft could not become a plan.
+  /// Why the last draft gave no plan.
   [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
 
  private:
@@ -238,7 +238,7 @@ class Evaluator {
     return best;
   }
 
-  /// The layer of a stage that needs most.
+  /// The layer of a stage that needs the most memory.
   [[nodiscard]] int largest(Assignment const& a, double slice) const {
     int found = a.first;
     double most = -1;
@@ -259,9 +259,9 @@ class Evaluator {
 };
 
 /// The plan of a draft.
-/// @throws Infeasible  where the batch is too small, or a stage does not fit
-/// @throws Error       bad_configuration for stages that leave layers out, or devices that
-///                     are used twice or are not there
+/// @throws Infeasible if the batch is too small, or a stage does not fit
+/// @throws Error       bad_configuration for stages that leave out layers, or devices that are used
+///                     twice or do not exist
 [[nodiscard]] inline Plan evaluate(Workload const& workload, Draft const& draft,
                                    std::string const& policy = "given",
                                    Form form = Form::corrected) {

@@ -15,7 +15,7 @@
 
 namespace stagger::plan {
 
-/// A draft with its plan, as a search keeps it.
+/// A draft and its plan.
 struct Candidate {
   Draft draft{};
   Plan plan{};
@@ -73,8 +73,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// Walks to better neighbours until there is none, or `evaluations` are spent.
-/// @param evaluations  how many may be spent; counted down
+/// Hill climbing: moves to better neighbours until there is none, or `evaluations` are used up.
+/// @param evaluations  how many are left; counted down
 inline void improve(Evaluator& evaluator, Candidate& best, long long& evaluations) {
   for (bool better = true; better && evaluations > 0;) {
     better = false;

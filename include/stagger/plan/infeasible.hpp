@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The message that says why no plan is possible, and what would help.
+/// @file   The error that says why no plan is possible, and what would help.
 
 #include <string>
 #include <utility>
@@ -52,7 +52,7 @@ template <class Possible>
                                                   Possible&& possible) {
   Request const& asked = w.request();
   auto const smaller = [&](Request r) {
-    int low = 0, high = w.microbatch();  // the largest that is possible lies in [low, high)
+    int low = 0, high = w.microbatch();  // the largest possible one is in [low, high)
     while (high - low > 1) {
       int const middle = low + (high - low) / 2;
       r.microbatch = middle;

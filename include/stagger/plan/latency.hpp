@@ -21,14 +21,14 @@ struct StageTime {
 /// Which equations the estimate uses.
 enum class Form : unsigned char {
   corrected,  ///< as pipelines really behave
-  printed,    ///< as in the paper: too low by up to a forward and two backwards of the pivot
+  printed,    ///< as in the paper: too low, by up to a forward and two backwards of the pivot
 };
 
 /// An iteration in three phases.
 struct Latency {
   double seconds = 0;     ///< warm_up_s + steady_s + ending_s
   std::size_t pivot = 0;  ///< stage with the least bubble, which sets the steady phase
-  double warm_up_s = 0;   ///< until the pivot's first forward has run
+  double warm_up_s = 0;   ///< until the pivot's first forward ends
   double steady_s = 0;    ///< until the pivot's last backward starts
   double ending_s = 0;    ///< from then to the end of the iteration
 };
@@ -36,7 +36,7 @@ struct Latency {
 namespace detail {
 
 [[nodiscard]] constexpr bool is_time(double value) noexcept {
-  return value >= 0 && value <= 1e300;  // refuses NaN and infinity as well
+  return value >= 0 && value <= 1e300;  // false for NaN and infinity, too
 }
 
 constexpr void require_stages(std::span<StageTime const> stages, int microbatches) {
@@ -61,7 +61,7 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
   double const later = microbatches - 1;  // than the first
   auto const both = [&](std::size_t s) { return stages[s].forward_s + stages[s].backward_s; };
   std::size_t pivot = stages.size() - 1;
-  double between = 0;  // both() of the stages after s, up to the pivot or just before it
+  double between = 0;  // both() of the stages after s, up to, or just before, the pivot
   for (std::size_t s = pivot; s-- > 0;) {
     if (!printed || s + 1 < pivot) between += both(s + 1);
     if (later * both(s) > later * both(pivot) + between) {
@@ -96,9 +96,9 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
 
 /// Seconds of an iteration whose warm-up is deep enough to hide transfers.
 ///
-/// The pivot is the stage that ends last if it never waits: argmax over s of (M-1)(F_s + B_s) +
-/// sum over a <= s of (F_a + B_a). Up to it stages owe their backwards; those after it have ended
-/// earlier, which hides part of their all-reduce.
+/// The pivot is the stage that ends last if it never waits: argmax over s of (M-1)(F_s + B_s) + sum
+/// over a <= s of (F_a + B_a). The stages up to the pivot still have to run backwards after it;
+/// those after it end earlier, which hides part of their all-reduce.
 /// @param stages        computing stages with the transfers between them, in order
 /// @param microbatches  M >= 1
 /// @throws Error        bad_configuration without stages or microbatches, bad_data for a time that

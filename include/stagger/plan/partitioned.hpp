@@ -15,8 +15,8 @@
 
 namespace stagger::plan {
 
-/// The stages of a partitioner that weighs costs, such as partition::PipeDream or
-/// partition::MinMax, on the devices it chooses for them.
+/// The stages of a partitioner by cost, such as partition::PipeDream or partition::MinMax, on the
+/// devices that it chooses.
 template <partition::CostPolicy Policy> struct Partitioned {
   Policy policy{};
   std::string name = "partitioned";  ///< of the plan
@@ -34,7 +34,7 @@ template <partition::CostPolicy Policy> struct Partitioned {
     return draft;
   }
 
-  /// @throws Infeasible  where the stages do not fit, or the batch is too small for them
+  /// @throws Infeasible if the stages do not fit, or the batch is too small for them
   /// @throws Error       what the partitioner throws
   [[nodiscard]] Plan plan(Workload const& w) const {
     return detail::only(w, [&](Workload const& of) { return draft(of); }, name);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A plan: which layers run on which devices, how an iteration flows through them, and what
-/// that is predicted to take.
+/// @file   A plan: which layers run on which devices, how an iteration flows through them, and the
+///         predicted time and memory.
 
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@ enum class Gradients : std::uint8_t {
 /// What keeps a stage from being faster.
 enum class Limit : std::uint8_t {
   time,    ///< its own forward and backward
-  memory,  ///< its warm-up is cut short, because no further activation fits
+  memory,  ///< its warm-up is shorter than planned, because no further activation fits
   link,  ///< a transfer to a neighbour, both ways, takes longer than its forward and backward, or its
          ///< gradients longer than all its microbatches
 };
@@ -36,13 +36,13 @@ struct PlanStage {
   int last = 0;                ///< last layer, included
   std::vector<int> devices{};  ///< a replica on each; rising
 
-  int warm_up = 1;          ///< forwards before the first backward
-  StageTime time{};         ///< one microbatch on the slowest replica, the gradients' exposed time
-  double transfer_s = 0;    ///< one microbatch to the next stage; 0 for the last
-  double static_bytes = 0;  ///< parameters, gradients and optimizer state, on each device
-  double activation_bytes = 0;  ///< each further microbatch in flight, on each device
-  double memory_bytes = 0;      ///< all that the fullest moment needs, on each device
-  double capacity_bytes = 0;    ///< what its smallest device has
+  int warm_up = 1;              ///< forwards before the first backward
+  StageTime time{};             ///< a microbatch on the slowest replica, and the exposed all-reduce
+  double transfer_s = 0;        ///< one microbatch to the next stage; 0 for the last
+  double static_bytes = 0;      ///< parameters, gradients and optimizer state, on each device
+  double activation_bytes = 0;  ///< for each further microbatch in flight, on each device
+  double memory_bytes = 0;      ///< peak, on each device
+  double capacity_bytes = 0;    ///< of its smallest device
   Limit limit = Limit::time;
 
   [[nodiscard]] int replicas() const noexcept { return static_cast<int>(devices.size()); }
@@ -70,7 +70,7 @@ struct Plan {
   double acr = 0;            ///< one-way transfer over forward and backward, both averaged
   double alpha = 0;          ///< twice that: what the warm-up has to hide
   long long candidates = 1;  ///< plans evaluated to find this one
-  double solve_s = 0;        ///< that finding it took; filled in by the caller that measures it
+  double solve_s = 0;        ///< of the planner; filled in by the caller
 
   friend bool operator==(Plan const& a, Plan const& b) {
     return a.stages == b.stages && a.batch == b.batch && a.microbatches == b.microbatches &&

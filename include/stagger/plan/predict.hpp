@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Predictions for an existing plan by another profile or cluster than it was made for.
+/// @file   Predictions for an existing plan with another profile or cluster.
 
 #include <algorithm>
 #include <cstddef>
@@ -151,10 +151,10 @@ class SharedStage {
 
 }  // namespace detail
 
-/// The plan with its predictions made anew; stages, devices, microbatches and warm-up stay as they
-/// are, whether they fit the memory or not.
-/// @param w       its request says the batch; microbatches are the plan's
-/// @param split   which layers groups of each stage's devices share; of no layers: none
+/// The plan with new predictions. Stages, devices, microbatches and warm-up stay, whether they fit
+/// into memory or not.
+/// @param w       its request has the batch; microbatches are the plan's
+/// @param split   which layers groups of each stage's devices share; empty: none
 /// @throws Error  bad_configuration for stages or devices that the workload does not have, more
 ///                microbatches than samples, devices that cannot form groups, or gradients of
 ///                shared layers that overlap; mismatch for a split of another model

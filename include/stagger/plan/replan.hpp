@@ -19,15 +19,15 @@
 
 namespace stagger::plan {
 
-/// Plans again, quickly: keeps the old stages where it can, simulates plans near them, and compares
-/// them with a short search from scratch. Devices keep their numbers.
+/// Plans again quickly: keeps the old stages as far as possible, simulates plans near them, and
+/// compares these with a short search from scratch. Devices keep their numbers.
 struct Replan {
   long long budget = 200'000;     ///< closed estimates
   long long simulations = 2'000;  ///< drafts around the old plan
 
   /// @param before  the plan that ran
   /// @param w       the same profile and cluster; its request leaves out the devices that are lost
-  /// @throws Infeasible  where nothing fits on what is left
+  /// @throws Infeasible if nothing fits on the remaining devices
   [[nodiscard]] Plan plan(Plan const& before, Workload const& w) const {
     Evaluator evaluator(w);
     std::optional<Candidate> best;
@@ -55,8 +55,8 @@ struct Replan {
   }
 
  private:
-  /// The old stages without what is lost. A stage that lost all its devices takes one of a
-  /// neighbour's, or is joined to it.
+  /// The old stages without the lost devices. A stage that has lost all its devices takes one of a
+  /// neighbour's, or is merged with it.
   [[nodiscard]] static std::vector<Draft> kept(Plan const& before, Workload const& w) {
     Draft old = draft_of(before, 0);
     for (auto& s : old.stages) {
@@ -72,7 +72,7 @@ struct Replan {
       for (Draft const& d : all) {
         for (std::size_t j = 0; j < d.stages.size(); ++j) {
           if (d.stages[j].devices.size() < 2) continue;
-          Draft lent = d;  // each stage in between passes a device on to the next
+          Draft lent = d;  // each stage in between passes a device to the next
           auto& from = lent.stages[j].devices;
           auto const at = std::find_if(lent.stages.begin(), lent.stages.end(),
                                        [](auto const& s) { return s.devices.empty(); });

@@ -23,11 +23,11 @@ struct Request {
   int batch = 0;       ///< samples of an iteration, >= 1
   int microbatch = 0;  ///< samples per device and microbatch; 0: the profile's batch
   double memory_factor = plan::memory_factor::adam;
-  bool recompute = false;      ///< keep stage inputs alone and run forwards again
-  std::vector<int> without{};  ///< devices that may not be used, such as lost ones
+  bool recompute = false;      ///< activation recomputation: keep only stage inputs
+  std::vector<int> without{};  ///< devices that must not be used, such as lost ones
 };
 
-/// What is missing where nothing fits.
+/// The resource that is missing if nothing fits.
 enum class Resource : std::uint8_t {
   memory,   ///< bytes of a device
   samples,  ///< of the batch
@@ -37,14 +37,14 @@ enum class Resource : std::uint8_t {
 /// Why a request cannot be met.
 struct Shortage {
   Resource resource = Resource::memory;
-  int layer = -1;        ///< numbered from 0; -1 where no single one is to blame
+  int layer = -1;        ///< numbered from 0; -1 if no single layer is the cause
   double needed = 0;     ///< bytes, samples or layers
   double available = 0;  ///< of the same
   std::string change{};  ///< nearest change of the request that can be planned; empty: none known
 };
 
-/// No plan does what was asked. `what()` names layer, resource, numbers, and the nearest change
-/// that would do.
+/// No plan satisfies the request. `what()` names layer, resource, numbers, and the nearest change
+/// with which there is a plan.
 class Infeasible : public Error {
  public:
   Infeasible(std::string const& sentence, Shortage shortage)

@@ -16,7 +16,7 @@
 
 namespace stagger::plan {
 
-/// Plays iterations; keeps its memory from one to the next.
+/// Simulates iterations, and reuses its memory.
 ///
 /// The stages are those of the estimate: computing stages at even places, transfers between them.
 /// A boundary has one channel for each direction, and a channel one transfer at a time. A stage's
@@ -27,9 +27,10 @@ class Simulator {
   /// @param microbatches  M >= 1
   /// @param warm_up       [S] forwards before the first backward, >= 1, never more on a later
   ///                      stage; M on every stage is GPipe
-  /// @param timeline      where not null: a row for each computing stage
+  /// @param timeline      if not null: receives a row for each computing stage
   /// @return              seconds from the first start to the last end
-  /// @throws Error        as `latency`; bad_schedule for a warm-up that rises, and so never ends
+  /// @throws Error        as for `latency`; bad_schedule for a warm-up that rises, with which
+  ///                      stages would deadlock
   /// @complexity          O(S M)
   constexpr double operator()(std::span<StageTime const> stages, int microbatches,
                               std::span<int const> warm_up,
@@ -39,7 +40,7 @@ class Simulator {
     return play(stages, microbatches, warm_up, timeline);
   }
 
-  /// The same without a check of the arguments.
+  /// The same without checking the arguments.
   constexpr double play(std::span<StageTime const> stages, int microbatches,
                         std::span<int const> warm_up, schedule::Timeline* timeline = nullptr) {
     std::size_t const S = warm_up.size();
@@ -47,8 +48,8 @@ class Simulator {
     free_.assign(S, 0.0);
     ahead_.assign(S, 0.0);
     back_.assign(S, 0.0);
-    // Gradients that a stage has yet to use are those of consecutive microbatches, fewer than its
-    // warm-up: a ring keeps them, however many microbatches there are.
+    // The gradients that a stage has not used yet belong to consecutive microbatches, fewer than
+    // its warm-up, so a ring is enough for any number of microbatches.
     auto const depth = [&](std::size_t s) {
       return std::min(static_cast<std::size_t>(warm_up[s]), M);
     };
@@ -67,8 +68,8 @@ class Simulator {
       back_[s] = std::max(free_[s], back_[s]) + stages[2 * s - 1].backward_s;
       gradient(s - 1, m) = back_[s];
     };
-    // Forwards rise with m. Stage s runs the backward of m - K_s + 1 after its forward of m: no
-    // later stage does so later, because K never rises, and so its gradient has been computed.
+    // Stage s runs the backward of m - K_s + 1 after its forward of m. Since K never rises, later
+    // stages run that backward no later in this loop, so its gradient has been computed.
     for (std::size_t m = 0; m < M; ++m) {
       double given = 0;
       for (std::size_t s = 0; s < S; ++s) {
@@ -127,7 +128,7 @@ class Simulator {
   std::vector<double> gradient_{};  ///< [stages][ring] when a microbatch's gradient arrives
 };
 
-/// Plays one iteration; see Simulator.
+/// Simulates one iteration; see Simulator.
 [[nodiscard]] constexpr double simulate(std::span<StageTime const> stages, int microbatches,
                                         std::span<int const> warm_up,
                                         schedule::Timeline* timeline = nullptr) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   HetPipe's planner: groups of unequal devices, the cuts of each, how many minibatches are
-///         in flight, and where parameters are kept, by playing all workers together.
+/// @file   HetPipe's planner: the devices and cuts of virtual workers, the minibatches in flight,
+///         and the placement of parameters, found by simulating all workers together.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 8.
 
 #include <algorithm>
@@ -25,19 +25,19 @@
 
 namespace stagger::plan {
 
-/// Takes, of all allocations, placements and numbers of minibatches in flight that are asked for,
-/// the ones with which all workers together do most; with equal throughput the fewest in flight,
-/// then the first allocation and placement. Cuts and the order of a worker's devices are those of
-/// partition::MinMax, under each device's memory.
+/// Tries all requested allocations, placements of parameters and numbers of minibatches in flight,
+/// and takes those with the highest throughput of all workers together; if several are equal, the
+/// fewest in flight, then the first allocation and placement. Cuts and the order of a worker's
+/// devices are those of partition::MinMax, under each device's memory.
 ///
-/// A layer's pushes and answers travel over the link of the node that keeps it, which all workers
-/// share; over the link inside the node where the stage is on the same.
+/// A layer's pushes and pulls use the link of the node that keeps it, which all workers share, or
+/// the link inside that node if the stage is on it.
 struct VirtualWorkers {
   int workers = 4;
   int distance = 0;         ///< D >= 0
-  int in_flight = 0;        ///< Nm >= 1 of each worker; 0: whatever is best, up to:
+  int in_flight = 0;        ///< Nm >= 1 of each worker; 0: the best, up to most_in_flight
   int most_in_flight = 8;   ///< >= 1
-  double state_copies = 0;  ///< >= 0: the optimizer's state, over the bytes of the parameters
+  double state_copies = 0;  ///< >= 0: bytes of the optimizer's state over those of the parameters
   std::vector<Allocation> allocations{Allocation::node_partition, Allocation::equal_distribution,
                                       Allocation::hybrid_distribution};
   std::vector<ParameterPlacement> parameters{ParameterPlacement::round_robin,
@@ -73,7 +73,7 @@ struct VirtualWorkers {
           return false;
         } catch (Error const&) {
           if (!why) why = std::current_exception();
-          return true;  // nor with more in flight
+          return true;  // it would not fit with more in flight either
         }
       });
     if (!best && why) std::rethrow_exception(why);
@@ -89,7 +89,8 @@ struct VirtualWorkers {
  private:
   static constexpr int most = 10000;  // in flight, and distance
 
-  /// Copies of its parameters that a stage has: those of the exchange, its gradient, the state.
+  /// Copies of its parameters that a stage has: those of the exchange, the gradient, the optimizer
+  /// state.
   [[nodiscard]] double copies(int n) const { return n + distance + 3 + 1 + state_copies; }
 
   void require() const {
@@ -123,14 +124,14 @@ struct VirtualWorkers {
     return partition::MinMax{.any_order = true, .in_flight = n}.partition(costs);
   }
 
-  /// Whose devices differ from those of the other at most by their number.
+  /// Whether the devices of two workers differ at most in their numbers.
   static bool alike(partition::Costs const& a, partition::Costs const& b) {
     return std::equal(a.places.begin(), a.places.end(), b.places.begin(), b.places.end(),
                       [](auto const& x, auto const& y) { return x.alike(y); }) &&
            a.until_s == b.until_s;
   }
 
-  /// All workers, without the placement of parameters and predictions.
+  /// The cuts of all workers, without the placement of parameters and predictions.
   [[nodiscard]] WorkersPlan cut_all(cluster::Profile const& profile,
                                     cluster::Cluster const& cluster, Allocation allocation,
                                     int n) const {
@@ -215,7 +216,7 @@ struct VirtualWorkers {
     return worker;
   }
 
-  /// With the server's part; nothing where the workers do not go with such a placement.
+  /// The plan with a placement of parameters; empty if the workers do not fit this placement.
   [[nodiscard]] std::optional<WorkersPlan> placed(WorkersPlan plan, cluster::Cluster const& cluster,
                                                   ParameterPlacement kind) const {
     plan.parameters = kind;
@@ -242,7 +243,7 @@ struct VirtualWorkers {
     return plan;
   }
 
-  /// Plays all workers. Throughput is that of the middle half, at the pace of the slowest.
+  /// Simulates all workers. Throughput is that of the slowest worker in the middle half.
   void evaluate(WorkersPlan& plan) const {
     int const quarter = std::max(6, distance + 2) * plan.in_flight;
     auto const played = schedule::play_workers(plan.played(), plan.server(), 4 * quarter);

@@ -12,7 +12,7 @@
 
 namespace stagger::plan {
 
-/// gap (S - i) - (gap - 1) forwards for stage i, at most M. A gap of 1 is DAPPLE's P_A, of 2 its
+/// Stage i runs gap (S - i) - (gap - 1) forwards, at most M. A gap of 1 is DAPPLE's P_A, of 2 its
 /// P_B; 1 + ceil(alpha) hides transfers of alpha / 2 of a forward and backward.
 /// @throws Error  bad_configuration for counts below 1
 [[nodiscard]] constexpr std::vector<int> warm_up_counts(int stages, int gap, int microbatches) {
@@ -25,11 +25,11 @@ namespace stagger::plan {
   return counts;
 }
 
-/// Warm-up counts within what fits on each stage.
+/// Warm-up counts within the memory of each stage.
 ///
-/// With the same count on every stage, neighbours would wait for each other. So three ways are
-/// simulated: counts that fall by one from stage to stage, D - i; each stage as deep as it can be;
-/// and from the better of them, one count more or less at a time.
+/// With the same count on every stage, neighbours would wait for each other in lockstep. So three
+/// variants are simulated: counts that fall by one from stage to stage, D - i; the largest count on
+/// each stage; and from the better of these, changes of one count by one.
 /// @param wanted    [stages] counts, never rising
 /// @param depths    [stages] most microbatches in flight, each >= 1
 /// @param seconds   of an iteration with given counts: double(std::vector<int> const&)

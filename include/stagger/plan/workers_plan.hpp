@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A plan for workers that train one model through a parameter server: the devices, cuts
-///         and orders of each, and where the server keeps each layer.
+/// @file   A plan for workers that train one model through a parameter server: devices, cuts and
+///         order of actions of each, and the node that keeps each layer.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,10 +15,11 @@
 
 namespace stagger::plan {
 
-/// How devices are divided among workers; placement::NodePartition and its kin.
+/// How devices are divided among workers, as placement::NodePartition, EqualDistribution or
+/// HybridDistribution.
 enum class Allocation : std::uint8_t { node_partition, equal_distribution, hybrid_distribution };
 
-/// Where the server keeps each layer; placement::RoundRobin, placement::Local.
+/// The node that keeps each layer, as placement::RoundRobin or placement::Local.
 enum class ParameterPlacement : std::uint8_t { round_robin, local };
 
 /// "np", "ed", "hd".
@@ -40,7 +41,7 @@ struct WorkerStage {
   int node = 0;                          ///< of the device
   double forward_s = 0, backward_s = 0;  ///< of a minibatch
   double transfer_s = 0;                 ///< of a minibatch to the next stage; 0 for the last
-  double busy = 0;                       ///< share of its time, 0 to 1
+  double busy = 0;                       ///< share of time in which it works, 0 to 1
   double memory_bytes = 0;               ///< with the engine's copies of its parameters
   double capacity_bytes = 0;             ///< of the device
   friend bool operator==(WorkerStage const&, WorkerStage const&) = default;
@@ -60,7 +61,7 @@ struct VirtualWorker {
     for (std::size_t s = 1; s < stages.size(); ++s) result.push_back(stages[s].first);
     return result;
   }
-  /// As schedules and sim::VirtualClock take them.
+  /// The costs for schedules and sim::VirtualClock.
   [[nodiscard]] schedule::Costs costs() const {
     schedule::Costs result;
     for (WorkerStage const& stage : stages)
@@ -82,13 +83,13 @@ struct WorkersPlan {
   int batch = 0;      ///< samples of a minibatch
   std::vector<VirtualWorker> workers{};
   std::vector<std::uint64_t> layer_bytes{};  ///< [layers] of parameters
-  std::vector<int> layer_nodes{};            ///< [layers] where the server keeps each
-  /// Of the server, [nodes] to each from other nodes, then [nodes] inside each.
+  std::vector<int> layer_nodes{};            ///< [layers] node that keeps each
+  /// Links of the server: [nodes] to each node from the others, then [nodes] inside each.
   std::vector<schedule::Links> links{};
   double samples_per_s = 0;  ///< of all workers
-  int candidates = 0;        ///< plans that were played to find this one
+  int candidates = 0;        ///< plans that were simulated to find this one
 
-  /// What all workers have in common.
+  /// The server's data that all workers have in common.
   [[nodiscard]] schedule::WaveServer server() const {
     return {in_flight, distance, layer_bytes, links};
   }
@@ -105,7 +106,7 @@ struct WorkersPlan {
     }
     return result;
   }
-  /// The schedule of a worker's pipeline: its order in a play of all workers.
+  /// The schedule of a worker's pipeline, from a simulation of all workers.
   /// @param worker  0 <= worker < workers.size()
   [[nodiscard]] schedule::Fifo schedule(std::size_t worker) const {
     auto all = played();

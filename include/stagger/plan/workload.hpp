@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What stages of a model cost on groups of devices: the numbers that planners work with.
+/// @file   The costs of stages on groups of devices, which planners need.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 4; Megatron-style state as in ZeRO, SC 2020.
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 
 namespace stagger::plan {
 
-/// The devices of one stage, as far as costs depend on them.
+/// The properties of a stage's devices on which costs depend.
 struct Group {
   int replicas = 1;
   std::uint64_t kinds = 1;  ///< bit k: a device of kind k is among them
@@ -50,12 +50,12 @@ struct Wire {
 struct StageMemory {
   double static_bytes = 0;  ///< parameters, gradients, optimizer state
   double each_bytes = 0;    ///< for each microbatch in flight
-  double once_bytes = 0;    ///< in addition: for the microbatch that is being recomputed
+  double once_bytes = 0;    ///< additionally, for the microbatch that is being recomputed
 
   [[nodiscard]] constexpr double bytes(int in_flight) const noexcept {
     return static_bytes + once_bytes + in_flight * each_bytes;
   }
-  /// Most microbatches in flight that fit, up to `most`; 0: not even one does.
+  /// The most microbatches in flight that fit, up to `most`; 0: not even one.
   [[nodiscard]] constexpr int depth(double capacity, int most) const noexcept {
     double const left = capacity - static_bytes - once_bytes;
     if (left < each_bytes || left < 0) return 0;
@@ -63,7 +63,8 @@ struct StageMemory {
   }
 };
 
-/// A profile, a cluster and a request, checked, with the sums that make stages cheap to cost.
+/// A profile, a cluster and a request, checked, with prefix sums from which costs of stages are
+/// computed quickly.
 class Workload {
  public:
   /// @throws Error  bad_data for an invalid profile or cluster, bad_configuration for an invalid
@@ -82,7 +83,7 @@ class Workload {
   [[nodiscard]] int layers() const noexcept { return profile_.size(); }
   /// Devices that may be used, node by node, rising.
   [[nodiscard]] std::vector<int> const& devices() const noexcept { return devices_; }
-  /// Their nodes, with all of them free.
+  /// The occupancy of their nodes, with all of them free.
   [[nodiscard]] placement::Occupancy const& free() const noexcept { return free_; }
   /// Samples per device and microbatch.
   [[nodiscard]] int microbatch() const noexcept {
@@ -111,7 +112,7 @@ class Workload {
     Wire w;
     List<double> out(cluster_.intra.size(), 0.0), in = out;  // [nodes] shares
     auto const a = from.size(), b = to.size();
-    for (std::size_t i = 0, j = 0; i < a && j < b;) {  // what rows i/a and j/b have in common
+    for (std::size_t i = 0, j = 0; i < a && j < b;) {  // the overlap of rows i/a and j/b
       std::size_t const begin = std::max(i * b, j * a), end = std::min((i + 1) * b, (j + 1) * a);
       double const share = static_cast<double>(end - begin) / static_cast<double>(a * b);
       int const m = cluster_.device(from[i]).node, n = cluster_.device(to[j]).node;
@@ -134,7 +135,8 @@ class Workload {
     return w;
   }
 
-  /// Seconds of layers first to end - 1 for `slice` samples on the slowest kind of a group.
+  /// Seconds of the layers [first, end) for `slice` samples on the slowest kind of device of a
+  /// group.
   [[nodiscard]] StageTime time(int first, int end, std::uint64_t kinds, double slice,
                                bool recompute) const noexcept {
     StageTime t;
@@ -171,8 +173,8 @@ class Workload {
     return m;
   }
 
-  /// Seconds that a stage's gradients add after its last backward: all of their all-reduce, or what
-  /// does not overlap with that backward where they go in groups of layers.
+  /// Seconds that a stage's all-reduce adds after its last backward: all of it, or the part that
+  /// does not overlap with that backward if gradients are sent in groups of layers.
   [[nodiscard]] double gradients_s(int first, int end, Group const& group, double slice,
                                    bool recompute, bool overlapped) const {
     double const bytes = parameter_bytes(first, end);
@@ -208,7 +210,7 @@ class Workload {
     auto const refuse = [](std::string const& s) { raise(Errc::bad_configuration, s); };
     if (request_.batch < 1) refuse(text("a batch of ", request_.batch, " samples; give 1 or more"));
     if (int const most = 1 << 25;
-        request_.batch > most)  // simulations take as long as it has parts
+        request_.batch > most)  // simulations take time in proportion to it
       refuse(text("a batch of ", request_.batch, " samples cannot be planned; give at most ", most,
                   ", since a larger one takes the same plan in more microbatches"));
     if (request_.microbatch < 0)
@@ -269,7 +271,7 @@ class Workload {
   Request request_;
   std::vector<int> devices_{};
   placement::Occupancy free_{};
-  // Of all layers before each boundary.
+  // Prefix sums over the layers before each boundary.
   List<int> kind_{};               ///< [devices]
   List<List<double>> forward_{};   ///< [kinds][layers + 1] seconds of one sample
   List<List<double>> backward_{};  ///< [kinds][layers + 1] seconds of one sample

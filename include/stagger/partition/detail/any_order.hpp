@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether some order of the devices, and some cuts, keep every stage under a bound.
+/// @file   The search for an order of the devices with cuts that keep every stage below a bound.
 
 #include <algorithm>
 #include <bit>
@@ -15,8 +15,8 @@
 namespace stagger::partition::detail {
 
 /// HetPipe's table over (devices used, layers placed, next device), with one bit for each number of
-/// layers placed. Devices of one class (times, node, memory) are interchangeable; of the device
-/// before, only whether it stands in the same node matters, and whether there is one.
+/// layers placed. Devices of one class (same times, node, memory) are interchangeable. Of the
+/// previous device it only matters whether there is one and whether it is in the same node.
 class AnyOrder {
   // Templates stand first: clang evaluates them in constant expressions only where it has seen
   // them.
@@ -30,7 +30,7 @@ class AnyOrder {
   }
 
  public:
-  /// @param  most_states  where the table would be larger, `possible()` is false
+  /// @param  most_states  if the table would be larger, `possible()` is false
   constexpr AnyOrder(Costs const& costs, Limits const& limits, std::size_t most_states)
       : costs_(costs), limits_(limits), layers_(costs.layers()), words_(at(layers_) / 64 + 1) {
     for (int d = 0; d < costs.devices(); ++d) {
@@ -73,7 +73,7 @@ class AnyOrder {
         placed += static_cast<int>(used[c]);
       }
       if (placed >= stages()) continue;
-      double rates = 0;  // of what is not used
+      double rates = 0;  // of the devices that are not used
       for (std::size_t c = 0; c < classes_.size(); ++c)
         rates += rates_[c] * static_cast<double>(classes_[c].devices.size() - used[c]);
       for (std::size_t c = 0; c < classes_.size(); ++c) {
@@ -81,7 +81,7 @@ class AnyOrder {
         for (std::size_t in = 0; in < 2; ++in) {
           std::uint64_t const* const from =
               placed == 0 ? start.data() : &reached_[index(state, c, in)];
-          if (placed == 0 && in == 1) continue;  // there is no stage before
+          if (placed == 0 && in == 1) continue;  // there is no previous stage
           std::size_t const way = placed == 0 ? 2 : in;
           if (!any(from)) continue;
           if (placed + 1 == stages()) {
@@ -123,16 +123,16 @@ class AnyOrder {
                                             std::size_t in) const {
     return ((state * classes_.size() + c) * 2 + in) * words_;
   }
-  /// Where the ends of a stage stand in reach_.
-  /// @param way   how the device before relates: 0 another node, 1 the same, 2 there is none
-  /// @param same  whether the device after stands in the same node
+  /// The index in reach_ of the ends of a stage.
+  /// @param way   the previous device: 0 in another node, 1 in the same, 2 there is none
+  /// @param same  whether the next device is in the same node
   [[nodiscard]] constexpr std::size_t step(int placed, std::size_t c, std::size_t way,
                                            std::size_t same, int j) const {
     std::size_t const position = by_position_ ? at(placed) : 0;
     return ((((position * classes_.size() + c) * 3 + way) * 2 + same) * at(layers_ + 1) + at(j)) *
            words_;
   }
-  /// Stage times do not depend on the neighbours themselves, only on the link to them.
+  /// Stage times depend only on the links to the neighbours.
   [[nodiscard]] constexpr double seconds(std::size_t c, int i, int j, std::size_t way,
                                          int same) const {
     int const device = classes_[c].devices.front();
@@ -143,7 +143,7 @@ class AnyOrder {
     return t;
   }
 
-  /// Which ends each stage may have from each beginning.
+  /// Computes the possible ends of each stage for each beginning.
   constexpr void prepare(double most) {
     by_position_ = limits_.rule != InFlight::safe;
     int const positions = by_position_ ? std::max(stages() - 1, 1) : 1;
@@ -187,8 +187,8 @@ class AnyOrder {
     }
   }
 
-  /// Drops ends from which the devices that would be left cannot do the rest in time: each of
-  /// them receives from both sides, but for the last.
+  /// Drops ends from which the remaining devices cannot finish within the bound: each of them,
+  /// except the last, receives from both sides.
   constexpr void clear_below(std::vector<std::uint64_t>& out, double rates, double most) const {
     double const can = rates * std::max(most - 2 * receive_, 0.0) + receive_;
     double const done = cheapest_until_.back() - can * (1 + 1e-9);
@@ -259,7 +259,7 @@ class AnyOrder {
   bool possible_ = false;
   bool by_position_ = false;
   std::size_t states_ = 0;
-  double receive_ = 0;  // the cheapest there is
+  double receive_ = 0;  // the cheapest transfer
   std::vector<Class> classes_{};
   std::vector<std::uint64_t> reach_{}, last_{}, reached_{};
   std::vector<double> rates_{}, cheapest_until_{};

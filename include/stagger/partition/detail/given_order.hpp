@@ -14,8 +14,8 @@ namespace stagger::partition::detail {
 
 inline constexpr double no_time = std::numeric_limits<double>::infinity();
 
-/// How fast some devices can be at best: for each layer the time on the device that is fastest for
-/// it, and for each device the largest part of that speed that it reaches on any layer.
+/// Upper bounds on the speed of some devices: for each layer the time on the device that is fastest
+/// for it, and for each device the largest fraction of that speed that it reaches on any layer.
 struct Fastest {
   constexpr Fastest(Costs const& costs, std::span<int const> devices)
       : least_s(at(costs.layers()), no_time), rates(devices.size(), 0) {
@@ -32,8 +32,8 @@ struct Fastest {
   std::vector<double> rates;    ///< [devices] 1 for the fastest on some layer
 };
 
-/// Cuts for one order. A stage of more layers may take less time, since its boundary may be
-/// cheaper; so all cuts are tried, but only within what a stage can compute under a bound.
+/// The best cuts for one order. A stage with more layers may take less time, since its boundary may
+/// be cheaper; so all cuts are tried that keep the computing time of every stage below a bound.
 class GivenOrder {
   // Templates stand first: clang evaluates them in constant expressions only where it has seen
   // them.
@@ -46,8 +46,8 @@ class GivenOrder {
     return limits_.bytes(costs_, s, stages_, i, j) <= limits_.available(costs_, order_[at(s)]);
   }
 
-  /// Where each stage may end: the stages before reach it, those after reach the end from it, in
-  /// computing time alone. False if some stage may end nowhere.
+  /// Computes the range in which each stage may end, considering only computing time. False if some
+  /// stage has no possible end.
   [[nodiscard]] constexpr bool bands(double most) {
     low_.assign(at(stages_), 0);
     high_.assign(at(stages_), 0);
@@ -70,8 +70,8 @@ class GivenOrder {
     return true;
   }
 
-  /// Calls use(i, seconds) for the stages s that end at j and hold the layers from i on, shorter
-  /// ones first; what it returns is the most that is still of use.
+  /// Calls use(i, seconds) for each stage s with the layers [i, j), shorter ones first. `use`
+  /// returns the largest time that is still of interest.
   template <class Use> constexpr void ends_at(int s, int j, double most, Use&& use) const {
     int const device = order_[at(s)];
     auto const& row = costs_.until_s[at(costs_.place(device).times)];
@@ -81,10 +81,10 @@ class GivenOrder {
     int const highest = s == 0 ? 0 : std::min(high_[at(s - 1)], j - 1);
     double useful = most;
     for (int i = highest; i >= lowest; --i) {
-      double t = row[at(j)] - row[at(i)];  // in the order of stage_seconds
+      double t = row[at(j)] - row[at(i)];  // added in the order of stage_seconds
       if (t > useful) return;
       if (!fits(s, i, j)) {
-        if (last) continue;  // what waits in front of it may be less further on
+        if (last) continue;  // the input of a shorter last stage may be smaller
         return;
       }
       if (s > 0) t += costs_.receive_s(order_[at(s - 1)], device, i);
@@ -122,8 +122,8 @@ class GivenOrder {
     return best_[at(layers_)];
   }
 
-  /// Of all cuts whose bottleneck is not above `most`, those with the fewest bytes over them, and
-  /// of these the lexicographically first. There must be some.
+  /// Of all cuts whose bottleneck is not above `most`, those with the fewest bytes over the cuts,
+  /// and of these the lexicographically first. @pre there are such cuts
   [[nodiscard]] constexpr std::vector<int> cuts(double most) {
     if (!bands(most)) return {};
     // bytes[s][j]: fewest bytes over the cuts at and after j when stage s ends at j.
@@ -161,12 +161,12 @@ class GivenOrder {
   Limits const& limits_;
   int stages_;
   int layers_;
-  std::vector<int> low_{}, high_{};  ///< [stages] where each may end
-  std::vector<double> best_{};       ///< [layers + 1] of the stages up to the one looked at
+  std::vector<int> low_{}, high_{};  ///< [stages] range of possible ends
+  std::vector<double> best_{};       ///< [layers + 1] best bottleneck of the stages so far
 };
 
-/// No stage of a partition over these devices is faster than this, whatever their order: the work
-/// over the sum of their speeds, and the dearest layer on the device that is fastest for it.
+/// A lower bound on the slowest stage of any partition over these devices, in any order: the work
+/// over the sum of their speeds, and the most expensive layer on the device that is fastest for it.
 [[nodiscard]] constexpr double work_bound(Costs const& costs, std::span<int const> devices) {
   Fastest const fastest(costs, devices);
   double work = 0, dearest = 0, rates = 0;
@@ -176,11 +176,11 @@ class GivenOrder {
   }
   for (double const rate : fastest.rates) rates += rate;
   double const spread = rates > 0 ? work / rates : 0;
-  return std::max(dearest, spread) * (1 - 1e-12);  // rounded sums must not pass the optimum
+  return std::max(dearest, spread) * (1 - 1e-12);  // rounding must not exceed the optimum
 }
 
-/// The best bottleneck of an order below `most`, tried with bounds that grow from what no cut can
-/// be below: the smaller the bound, the fewer cuts are looked at.
+/// The best bottleneck of an order, if it is below `most`. Bounds are tried that grow from a lower
+/// bound, since fewer cuts must be examined for a smaller bound.
 [[nodiscard]] constexpr double best_of_order(Costs const& costs, std::span<int const> order,
                                              Limits const& limits, double least,
                                              double most = no_time) {

@@ -15,12 +15,12 @@
 
 namespace stagger::partition::detail {
 
-/// Swaps and moves devices while that helps, then perturbs the best order a little and goes on,
-/// until it has looked at as many orders as it may. Deterministic.
+/// Swaps and moves devices while that helps, then perturbs the best order a little and continues,
+/// until it has tried the given number of orders. Deterministic.
 class OrderSearch {
  public:
-  /// @param least   no bottleneck is below
-  /// @param orders  how many may be looked at
+  /// @param least   lower bound of the bottleneck
+  /// @param orders  how many orders may be tried
   constexpr OrderSearch(Costs const& costs, Limits const& limits, double least, long long orders)
       : costs_(costs), limits_(limits), least_(least), left_(orders) {}
 

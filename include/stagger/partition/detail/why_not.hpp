@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The error that no partition fits the memory, with the nearest request that would.
+/// @file   The error that no partition fits into memory, with the nearest request that would.
 
 #include <algorithm>
 #include <cmath>
@@ -14,17 +14,17 @@
 
 namespace stagger::partition {
 
-/// Thrown where no partition fits the devices' memory.
+/// Thrown if no partition fits into the devices' memory.
 class DoesNotFit : public Error {
  public:
-  /// What is short, and what would do.
+  /// What is missing, and what would suffice.
   struct Shortage {
-    int stage = 0, first = 0, last = 0;  ///< of the stage that comes nearest, layers [first, last)
+    int stage = 0, first = 0, last = 0;  ///< of the stage that lacks least, layers [first, last)
     int layer = 0;                       ///< its largest
     int device = 0;                      ///< id in the cluster
     double needed_bytes = 0, available_bytes = 0;
-    int in_flight = 0;         ///< that would fit; 0: none would
-    double memory_factor = 1;  ///< on every device, that would fit
+    int in_flight = 0;         ///< minibatches in flight that would fit; 0: not even one
+    double memory_factor = 1;  ///< factor of every device's memory that would suffice
   };
 
   DoesNotFit(std::string const& sentence, Shortage const& shortage)
@@ -40,13 +40,13 @@ class DoesNotFit : public Error {
 
 namespace stagger::partition::detail {
 
-/// Throws the error that no partition fits memory: names layer, device, bytes, and the nearest
-/// request that would.
-/// @param  search  (Limits) -> order, empty where nothing fits
+/// Throws the error that no partition fits into memory; it names layer, device, bytes, and the
+/// nearest request that would fit.
+/// @param  search  (Limits) -> order, empty if nothing fits
 template <class Search>
 [[noreturn, gnu::cold]] inline void refuse_to_fit(Costs const& costs, Limits const& limits,
                                                   Search const& search) {
-  // The least factor on every memory with which something fits, and the cuts there.
+  // The smallest factor of every memory with which a partition fits, and its cuts.
   double enough = 1;
   std::vector<int> order;
   Limits wider = limits;
