@@ -27,9 +27,10 @@ struct Client {
   stagger::detail::ParameterListener* listener = nullptr;  ///< null: it has not joined
   int processes = 1;                                       ///< processes that its worker runs in
   bool came = false;                                       ///< it has joined, and may have left
-  std::atomic<bool> active{false};                         ///< in a stream
-  std::atomic<bool> awaited{false};                        ///< expected to go on with its stream
-  List<Ask> asks;                                          ///< [layers]
+  bool begins = false;               ///< it will be in a stream once it reads a layer
+  std::atomic<bool> active{false};   ///< in a stream
+  std::atomic<bool> awaited{false};  ///< expected to go on with its stream
+  List<Ask> asks;                    ///< [layers]
 };
 
 class Clients {
@@ -42,6 +43,8 @@ class Clients {
   [[nodiscard]] Client& operator[](int client) noexcept { return clients_[client]; }
   [[nodiscard]] Client const& operator[](int client) const noexcept { return clients_[client]; }
   [[nodiscard]] int worker_of(int client) const noexcept { return client % workers_; }
+  /// The number of the process among those of its worker.
+  [[nodiscard]] int process_of(int client) const noexcept { return client / workers_; }
 
   /// @throws Error  bad_configuration for a number that the server was not made for
   [[gnu::cold]] void require_worker(int number) const {
@@ -62,11 +65,6 @@ class Clients {
       if (clients_[n].listener != nullptr) ++count;
     return count;
   }
-  [[nodiscard]] bool any_active(int worker) const {
-    bool any = false;
-    for (int n = worker; n < size(); n += workers_) any = any || clients_[n].active.load();
-    return any;
-  }
   [[nodiscard]] bool any_active() const {
     bool any = false;
     for (Client const& each : clients_) any = any || each.active.load();
@@ -77,6 +75,17 @@ class Clients {
     bool any = false;
     for (Client const& each : clients_) any = any || each.awaited.load();
     return any;
+  }
+  /// Takes the processes of one worker, or of all, out of their streams.
+  /// @return  [clients] whether it was in one
+  [[nodiscard]] List<bool> stop(int worker, bool all) {
+    List<bool> were(clients_.size());
+    for (int n = 0; n < size(); ++n) {
+      if (!all && worker_of(n) != worker) continue;
+      were[n] = clients_[n].active.exchange(false);
+      clients_[n].awaited.store(false);
+    }
+    return were;
   }
   struct Attendance {
     int missing = -1;  ///< a worker that has never joined; -1: all have

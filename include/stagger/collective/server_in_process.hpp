@@ -185,6 +185,7 @@ class ServerInProcess {
   }
   [[nodiscard]] bool awaits_any() const noexcept { return clients_.any_awaited(); }
   void give_up_awaited() noexcept {
+    std::lock_guard const lock(joining_);
     for (int n = 0; n < clients_.size(); ++n)
       if (clients_[n].awaited.exchange(false)) fail(n);
   }
@@ -195,17 +196,16 @@ class ServerInProcess {
 
   /// @return  how many streams of the worker have ended by a failure, for `resume`
   std::uint32_t begin(int client) {
-    if (clients_[client].active.load()) end(client, true);
-    if (clients_[client].awaited.exchange(false)) fail(client);  // its last stream is over
     std::lock_guard const lock(joining_);  // not while streams are being ended
-    forget_asks(client);                   // of a stream that failed
-    // Where a worker runs in several processes, others of it may be in the stream before this one,
-    // or behind this one: each enters the layers that it runs, when it reads them.
-    int const worker = worker_of(client);
-    if (clients_[client].processes == 1) layers_.enter(worker);
+    Client& own = clients_[client];
+    if (own.active.exchange(false) || own.awaited.exchange(false)) fail(client);
+    forget_asks(client);  // of a stream that failed
+    // Processes of one worker may be in different streams: each begins when it reads a layer here.
+    own.begins = own.processes != 1;
+    if (!own.begins) layers_.enter(worker_of(client), clients_.process_of(client));
     if (late_ != nullptr && !clients_.any_active()) late_->reset();
-    clients_[client].active.store(true);
-    return layers_.failures(worker);
+    own.active.store(!own.begins);
+    return layers_.failures(worker_of(client));
   }
   /// The worker wants to go on with its stream, or to end it, over another connection.
   /// @return whether that is possible, given the number of failures that `begin` returned
@@ -225,12 +225,15 @@ class ServerInProcess {
   }
 
   void read(int client, std::size_t l, std::byte* values) {
+    Client& own = clients_[client];
+    auto const begins = own.begins ? std::unique_lock(joining_) : std::unique_lock<std::mutex>();
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = layers_[l];
-    bool const begins = clients_[client].active.load();
-    if (begins) layers_.enter(l, worker_of(client));  // a killed server may not have kept that
+    bool const in_stream = own.begins || own.active.load();
+    if (in_stream) layers_.enter(l, worker_of(client), clients_.process_of(client));
+    if (std::exchange(own.begins, false)) own.active.store(true);
     std::byte const* const from = layer.begin(worker_of(client));
-    if (begins) layers_.keep(l);
+    if (in_stream) layers_.keep(l);
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
@@ -280,7 +283,10 @@ class ServerInProcess {
     return tag;
   }
 
+  /// After this nobody tells the client of the stream any more.
   void end(int client, bool failed) noexcept {
+    std::lock_guard const lock(joining_);
+    clients_[client].begins = false;
     if (!clients_[client].active.exchange(false)) return;
     failed ? fail(client) : go_on_without(client);
   }
@@ -303,16 +309,11 @@ class ServerInProcess {
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
   [[nodiscard]] int worker_of(int client) const noexcept { return clients_.worker_of(client); }
 
+  /// @pre joining_ is held
   void fail(int client) noexcept {
-    std::lock_guard const lock(joining_);
     bool const goes_on = options_.on_failure == OnFailure::go_on;
-    List<bool> told(static_cast<std::size_t>(clients_.size()));
     layers_.begin_failure(worker_of(client));
-    for (int n = 0; n < clients_.size(); ++n) {
-      if (goes_on && worker_of(n) != worker_of(client)) continue;
-      told[n] = clients_[n].active.exchange(false);
-      clients_[n].awaited.store(false);
-    }
+    List<bool> const told = clients_.stop(worker_of(client), !goes_on);
     std::uint32_t pushes = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
@@ -326,16 +327,16 @@ class ServerInProcess {
       if (told[n]) clients_[n].listener->lost(lost);
   }
 
-  /// The worker takes no further step, although its last push was not marked as the last.
+  /// In layers that the process has run, the last push was not marked as the last. @pre likewise
   void go_on_without(int client) {
-    std::lock_guard const joining(joining_);  // no other process of the worker begins meanwhile
-    bool const other = clients_.any_active(worker_of(client));  // another process goes on
-    if (late_ != nullptr) late_->leave(worker_of(client), client);
-    for (std::size_t l = 0; l < layers_.size() && !other; ++l) {
+    int const worker = worker_of(client);
+    if (late_ != nullptr) late_->leave(worker, client);
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const lock(mutex(l));
       ParameterStore& layer = layers_[l];
-      if (layer.ended(worker_of(client)) || !layer.in_stream(worker_of(client))) continue;
-      layer.end(worker_of(client));
+      bool const runs = layer.worker(worker).process == clients_.process_of(client);
+      if (!runs || layer.ended(worker) || !layer.in_stream(worker)) continue;
+      layer.end(worker);
       keep_and_answer(l);
     }
   }

@@ -118,8 +118,9 @@ class ServerLayers {
     }
   }
   /// A worker begins a stream, in all layers.
-  /// @throws Error  bad_configuration while others are still in the stream that it has ended
-  void enter(int worker) {
+  /// @param process  of the worker, which runs them
+  /// @throws Error   bad_configuration while others are still in the stream that it has ended
+  void enter(int worker, int process) {
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));
       require_over(l, worker);
@@ -127,14 +128,14 @@ class ServerLayers {
     bool gone = false;
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      gone = layers_[l]->enter(worker) || gone;
+      gone = layers_[l]->enter(worker, process) || gone;
     }
-    if (gone) come_back(worker);
+    if (gone) come_back(worker, process);
   }
-  /// Likewise in one layer, which the calling process runs. @pre its lock is held
-  void enter(std::size_t l, int worker) {
+  /// Likewise in one layer. @pre its lock is held
+  void enter(std::size_t l, int worker, int process) {
     require_over(l, worker);
-    layers_[l]->enter(worker);
+    layers_[l]->enter(worker, process);
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
 
@@ -220,7 +221,7 @@ class ServerLayers {
   }
   /// Lets the others wait again for a worker that had left, in all layers at once.
   /// @throws Error  bad_configuration if the streams of the others have ended in some layers only
-  [[gnu::cold]] void come_back(int worker) {
+  [[gnu::cold]] void come_back(int worker, int process) {
     FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
     for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s]);
     for (auto const& layer : layers_)
@@ -230,7 +231,7 @@ class ServerLayers {
                 " comes back while the others end their streams; let it begin again when all have "
                 "ended");
     for (auto const& layer : layers_) {
-      layer->enter(worker);
+      layer->enter(worker, process);
       layer->come_back(worker);
     }
     for (std::size_t l = 0; l < size(); ++l) keep(l);

@@ -64,7 +64,7 @@ class ParameterStore {
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
   /// The worker begins a stream. @return whether it had left; then come_back() must follow
-  bool enter(int worker) { return workers_[worker].enter(streams_); }
+  bool enter(int worker, int process) { return workers_[worker].enter(streams_, process); }
   /// Whether some worker has not ended yet the stream that this worker began last.
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
   [[nodiscard]] StoreWorker const& worker(int worker) const { return workers_[worker]; }

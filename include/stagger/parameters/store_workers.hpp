@@ -23,6 +23,7 @@ struct StoreWorker {
   std::uint32_t before = 0;           ///< of them, those added before its current stream
   std::uint32_t from = 0;             ///< rounds of the first snapshot that it may ask for
   std::uint32_t stream = 0;           ///< the stream that it began last
+  int process = 0;                    ///< its process that runs the layer in that stream
   std::uint32_t failures = 0;         ///< streams that ended by a failure, its own or another's
   bool ended = false;                 ///< whether that stream has ended
   bool gone = false;                  ///< it has left: nobody waits for it
@@ -33,8 +34,9 @@ struct StoreWorker {
   std::uint32_t answer_has = 0;       ///< as `fewest_of_others`, for `answer`
 
   /// @param streams  streams that all workers have ended
-  bool enter(std::uint32_t streams) {
+  bool enter(std::uint32_t streams, int in_process) {
     stream = streams;
+    process = in_process;
     return gone;
   }
   /// Whether it must wait until the others have ended their streams before it begins the next.

@@ -3,10 +3,12 @@
 
 #include "catch.hpp"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <future>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -111,11 +113,11 @@ struct Processes {
     }
     newest = values.first();
   }
-  void push(int client) {
+  void push(int client, bool last = true) {
     Values one;
     one.padded[0] = 1;
-    server.push(client, 0, one.bytes(), true);
-    server.ask(client, 0, {sg::collective::detail::Ask::everything});
+    server.push(client, 0, one.bytes(), last);
+    if (last) server.ask(client, 0, {sg::collective::detail::Ask::everything});
   }
   float take_last(int client) {
     Values values;
@@ -311,4 +313,76 @@ TEST_CASE(
   on.end({on.first});
   CHECK_THROWS_WITH(on.begin({on.first}),
                     Catch::Matchers::Contains("worker 0 has ended its steps, and others go on"));
+}
+
+TEST_CASE(
+    "collective/ServerInProcess: what a process that runs no layer says of a stream may come when "
+    "that has failed",
+    "[collective]") {
+  Processes on;
+  on.begin({on.first, on.other});
+  on.server.end(on.other, true);
+  REQUIRE(on.told[0].failed);
+  on.told[0].failed = false;
+  on.begin({on.first, on.other});
+  on.server.begin(on.second);  // the stream that failed
+  on.server.end(on.second, true);
+  CHECK_FALSE(on.told[0].failed);
+  CHECK_FALSE(on.told[2].failed);
+  on.push(on.first);
+  on.push(on.other);
+  CHECK(on.take_last(on.first) == 2);
+}
+
+TEST_CASE(
+    "collective/ServerInProcess: a process ends the layers that it runs, whatever others of its "
+    "worker do",
+    "[collective]") {
+  Processes on;
+  on.server.begin(on.second);
+  on.begin({on.first, on.other});
+  on.push(on.first, false);
+  on.push(on.other, false);
+  on.end({on.first, on.other});
+  on.begin({on.first, on.other});
+  CHECK(on.newest == 2);
+  on.end({on.second});
+  on.push(on.first);
+  CHECK(on.told[0].last.empty());
+  on.push(on.other);
+  CHECK(on.take_last(on.first) == 4);
+}
+
+TEST_CASE("collective/ServerInProcess: who has ended a stream is told of no failure afterwards",
+          "[collective]") {
+  struct Ends final : sg::detail::ParameterListener {
+    sg::collective::detail::ServerInProcess* server = nullptr;
+    int client = 0;
+    std::future<bool> ended{};
+    Told told{};
+    void arrived(std::size_t, std::uint32_t) noexcept override {}
+    void arrived_last(std::size_t) noexcept override {}
+    void lost(std::exception_ptr) noexcept override {
+      ended = std::async(std::launch::async, [this] {
+        server->end(client, false);
+        return told.failed;
+      });
+      ended.wait_for(std::chrono::milliseconds(20));  // an end that waits for nothing is over then
+    }
+  };
+  sg::collective::detail::ServerInProcess server({.workers = 3});
+  auto const model = model_of(1);
+  sg::List<std::uint64_t> digests;
+  digests.push_back(sg::collective::detail::values_digest(model[0].values()));
+  Ends first{};
+  Told last{};
+  int const fails = server.join(2, model, digests, changes(), last);
+  int const hears = server.join(0, model, digests, changes(), first);
+  first.server = &server;
+  first.client = server.join(1, model, digests, changes(), first.told);
+  for (int const client : {hears, first.client, fails}) server.begin(client);
+  server.end(fails, true);
+  bool const told_when_ended = first.ended.get();
+  CHECK(first.told.failed == told_when_ended);
+  for (int const client : {hears, first.client, fails}) server.leave(client);
 }
