@@ -131,7 +131,7 @@ class Machine : public StepStatus {
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->begin_step(*this);
     if (exchange_ == nullptr || !run.program->exchanges()) return;
     outside_.clear(*run.program);
-    exchange_->begin_step();
+    exchange_->begin(*this);
   }
 
   /// Ends a step on the calling thread.

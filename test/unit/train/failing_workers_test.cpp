@@ -6,8 +6,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -43,6 +47,49 @@ struct Fragile : Layer {
     if (context.training() && fails->load()) throw std::runtime_error("out of ink");
     Layer::forward(context, x, y, saved);
   }
+};
+
+/// A link whose first stream is lost when its worker asks for weights, or while it reads them.
+class LostOnce final : public sg::detail::ParameterLink {
+ public:
+  LostOnce(ParameterServer const& server, bool reading)
+      : own_(server.worker(0).link()), reading_(reading) {}
+  void join(std::span<sg::detail::LayerParameters const> layers,
+            sg::detail::WorkerRules const& rules,
+            sg::detail::ParameterListener& listener) override {
+    own_->join(layers, rules, listener);
+  }
+  void leave() noexcept override { own_->leave(); }
+  void begin() override { own_->begin(); }
+  void read(std::size_t l, std::byte* values) override {
+    if (reading_) lose();
+    own_->read(l, values);
+  }
+  void push(std::size_t l, std::byte const* values, bool last) override {
+    own_->push(l, values, last);
+  }
+  void ask(std::size_t l, std::uint32_t rounds) override {
+    lose();
+    own_->ask(l, rounds);
+  }
+  void ask_last(std::size_t l) override { own_->ask_last(l); }
+  sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
+    return own_->take(l, rounds, values);
+  }
+  void take_last(std::size_t l, std::byte* values) override { own_->take_last(l, values); }
+  void end(std::exception_ptr why) noexcept override {
+    lost_ = false;
+    own_->end(why);
+  }
+  [[nodiscard]] std::string waits_for() const override { return own_->waits_for(); }
+
+ private:
+  void lose() const {
+    if (lost_) throw sg::Error(sg::Errc::peer_failed, "the link is lost");
+  }
+  std::shared_ptr<sg::detail::ParameterLink> own_;
+  bool reading_;
+  bool lost_ = true;  // until the stream ends
 };
 
 /// Workers that take steps in virtual time, where all begin a step before any goes on with it.
@@ -161,4 +208,27 @@ TEST_CASE("train/OnFailure: who waits for a worker goes on when that one's pipel
   gone = nullptr;
   thread.join();
   CHECK(ended.load() == 10);
+}
+
+TEST_CASE("train/OnFailure: a stream that fails while it begins ends, so that the next one begins",
+          "[train]") {
+  auto const batch = data(6);
+  Waves const waves{1, 2, 0};
+  ParameterServer const sound({.workers = 1});
+  auto expected = make(waves, sound, 0, {2}, 2, sgd);
+  static_cast<void>(run(expected.stream(batch)));
+  for (bool const reading : {false, true}) {
+    CAPTURE(reading);
+    struct Losing {
+      std::shared_ptr<LostOnce> link;
+      [[nodiscard]] sg::collective::ServerWorker worker(int) const {
+        return sg::collective::ServerWorker(link);
+      }
+    };
+    ParameterServer const server({.workers = 1});
+    auto train = make(waves, Losing{std::make_shared<LostOnce>(server, reading)}, 0, {2}, 2, sgd);
+    REQUIRE_THROWS_WITH(run(train.stream(batch)), "the link is lost");
+    static_cast<void>(run(train.stream(batch)));
+    CHECK(weights(train) == weights(expected));
+  }
 }

@@ -23,6 +23,15 @@ class Exchange {
   /// Called after `load` by a back end of several processes.
   /// @param ranks  [ranks] whether this process runs the rank
   virtual void runs(bool const* ranks) = 0;
+  /// Where a step fails while it begins, what has begun of it ends, so that the next one can begin.
+  void begin(Machine& machine) {
+    try {
+      begin_step();
+    } catch (...) {
+      end_step(machine, std::current_exception());
+      throw;
+    }
+  }
   virtual void begin_step() = 0;
   /// Carries out `apply`, `push` or `pull`.
   /// @return whether anything is sent to the server or received from it

@@ -42,28 +42,23 @@ class OverlappedExchange final : public ServerExchange {
   ~OverlappedExchange() override { leave(); }
 
   void begin_step() override {
-    try {
-      if (open()) steps_ = known_ = 0;
-      bool const asks = program_->training && known_ != steps_;
-      for (std::size_t c = 0; c < cells_.size(); ++c) {
-        std::size_t missing = asks ? 1 : 0;
-        each_layer(cells_[c], [&](std::size_t l) {
-          layers_[l].here.store(false);
-          if (late(l, steps_ - 1) != 0) ++missing;
-        });
-        cells_[c].missing.store(missing);
-        if (missing == 0) tell(c, 1);
-      }
-      for (CellLayers& cell : cells_)
-        each_layer(cell, [&](std::size_t l) {
-          if (ByteRange const part{0, late(l, steps_ - 1)}; part.last != 0)
-            link_->ask_part(l, steps_, part);
-        });
-      if (asks) link_->ask_late(steps_);
-    } catch (...) {
-      close(std::current_exception());
-      throw;
+    if (open()) steps_ = known_ = 0;
+    bool const asks = program_->training && known_ != steps_;
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      std::size_t missing = asks ? 1 : 0;
+      each_layer(cells_[c], [&](std::size_t l) {
+        layers_[l].here.store(false);
+        if (late(l, steps_ - 1) != 0) ++missing;
+      });
+      cells_[c].missing.store(missing);
+      if (missing == 0) tell(c, 1);
     }
+    for (CellLayers& cell : cells_)
+      each_layer(cell, [&](std::size_t l) {
+        if (ByteRange const part{0, late(l, steps_ - 1)}; part.last != 0)
+          link_->ask_part(l, steps_, part);
+      });
+    if (asks) link_->ask_late(steps_);
   }
 
   bool execute(Machine& machine, Instruction const& in) override {

@@ -102,13 +102,12 @@ class ServerExchange : public Exchange, protected ParameterListener {
     link_->leave();
   }
 
-  /// Opens the link, unless it is open.
+  /// Opens the link, unless it is open. Where this throws, close() must follow.
   /// @return whether it was closed
   bool open() {
-    if (open_) return false;
+    if (std::exchange(open_, true)) return false;
     link_->begin();
     read_newest();
-    open_ = true;
     return true;
   }
   [[gnu::cold]] void close(std::exception_ptr const& why) {
