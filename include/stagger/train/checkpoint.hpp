@@ -38,13 +38,13 @@ namespace stagger {
 struct CheckpointState {
   std::int64_t step = 0;   ///< optimizer steps taken
   std::uint64_t seed = 0;  ///< of the run
-  std::string model;       ///< a description that must match: "gpt, width 128, ..."
+  std::string model;       ///< must match when restored: "gpt, width 128, ..."
   std::string settings;    ///< a description that the caller compares
 };
 
 struct RestoredCheckpoint {
   CheckpointState state;
-  std::string file;                   ///< path it came from
+  std::string file;                   ///< path of the checkpoint
   std::vector<std::string> warnings;  ///< one sentence for each newer file that could not be used
 };
 
@@ -93,7 +93,7 @@ inline void write_parameter(CheckedWriter& out, ParameterShape const& shape,
   for (auto const& block : blocks_of(parameter)) out.block(block);
 }
 
-// What a checkpoint says, and where its blocks lie; every offset is checked.
+// The fields of a checkpoint and the positions of its blocks; every offset is checked.
 struct ParsedCheckpoint {
   struct Entry {
     std::string name;
@@ -174,7 +174,7 @@ inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
 /// never a part of one. One process writes.
 class Checkpoints {
  public:
-  /// Creates the folder where it is missing, and tries to write into it.
+  /// Creates the folder if it is missing, and tries to write into it.
   /// @throws Error  with Errc::io if that cannot be done
   explicit Checkpoints(std::string folder);
 
@@ -187,8 +187,8 @@ class Checkpoints {
     return detail::checkpoint_path(folder_, step);
   }
 
-  /// Writes a checkpoint. Of the others only the one before it is kept, so that a run that went
-  /// back after a damaged file leaves the abandoned steps behind.
+  /// Writes a checkpoint. Of the others only the previous one is kept, so that a run which has gone
+  /// back after a damaged file does not keep the abandoned steps.
   /// @throws Error  with Errc::io; the checkpoints that existed before still exist
   void write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
     write(state, detail::shapes_of(parameters), [&](auto const& add) {
@@ -196,8 +196,8 @@ class Checkpoints {
       return true;
     });
   }
-  /// Writes a checkpoint of a trainer, one parameter after the other: over processes all call it,
-  /// and the first one writes without ever having the whole model.
+  /// Writes a checkpoint of a trainer, one parameter after the other. Over processes all call it,
+  /// and process 0 writes without ever having the whole model in memory.
   /// @tparam Train  a Trainer
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
@@ -207,8 +207,8 @@ class Checkpoints {
   }
 
   /// Reads the newest checkpoint that is whole into `parameters`. Nothing is changed before
-  /// everything is checked. Blocks are read one after the other: only a disk that fails then leaves
-  /// parameters in part.
+  /// everything is checked. Blocks are then read one after the other, so only a disk error at that
+  /// point leaves some parameters changed.
   /// @param model  must be what `write` was given
   /// @throws Error  with Errc::io if there is none, Errc::bad_data if none is whole, Errc::mismatch
   ///                if the newest whole one belongs to another model; parameters are then as before
@@ -216,8 +216,8 @@ class Checkpoints {
                                            std::span<ParameterState const> parameters) const {
     return restore(model, detail::shapes_of(parameters), parameters);
   }
-  /// Likewise into those parameters of a trainer that this process has, once it has been
-  /// prepared; the rest stays in the file.
+  /// Likewise into those parameters of a trainer that this process has; call Trainer::prepare
+  /// first.
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train) const {
@@ -225,7 +225,7 @@ class Checkpoints {
   }
 
  private:
-  /// @param each  calls what it is given with every parameter; whether this process writes
+  /// @param each  calls its argument with every parameter; returns whether this process writes
   template <class Each>
   void write(CheckpointState const& state, List<ParameterShape> const& shapes, Each&& each) const {
     std::optional<detail::CheckedWriter> out;

@@ -39,7 +39,7 @@ struct Footprint {
 
 namespace detail {
 
-/// Bytes of slots, each as large as the largest value it ever had.
+/// Counts the bytes of slots, each as large as its largest value.
 class SlotBytes {
  public:
   explicit SlotBytes(std::uint32_t count) : bytes_(count) {}
@@ -114,8 +114,8 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
 
 }  // namespace detail
 
-/// What `Trainer::memory` will return after two steps of a training program: byte for byte, for
-/// stages that hold as much in every step.
+/// Predicts what `Trainer::memory` returns after two steps of a training program. It is exact to
+/// the byte for stages that use the same memory in every step.
 ///
 /// @code
 ///     Planned const run = planned(plan);
@@ -153,13 +153,13 @@ template <class FootprintOf>
     IndexRange const layers = detail::layers_of(cuts, cell.stage, any.layers.size());
     bool const owner = c == 0 || program.cells[c - 1].stage != cell.stage;
     auto const kept = static_cast<std::uint64_t>(states);
-    for (std::size_t const l : layers) {  // further owners have gradients of their own
+    for (std::size_t const l : layers) {  // further owners have their own gradients
       memory.parameters += any.layers[l].parameters * (owner ? 2 + kept : 1);
       memory.optimizer_state += owner ? any.layers[l].parameters * kept : 0;
     }
     detail::add_cell(memory, scratch[rank], program, c, layers, own_rows, footprint);
     if (!cell.gathers_target) continue;
-    detail::SlotBytes target(1);  // the rows of its own
+    detail::SlotBytes target(1);  // its own rows
     for (Instruction const& in : program.ranks[rank].code)
       if (in.op == Op::forward && in.cell == c)
         target.use(0, footprint(own_rows(in.microbatch)).target);
@@ -169,8 +169,8 @@ template <class FootprintOf>
   return memory;
 }
 
-/// The optimizer's state on one rank where it is shared out to the replicas of processes, as
-/// `AllReduce::shard_optimizer` asks: what `Trainer::memory` says in a process of that rank alone.
+/// Predicts the sharded optimizer state of one rank with `AllReduce::shard_optimizer`: what
+/// `Trainer::memory` returns in a process that has only that rank.
 /// @param cuts    [stages - 1] first layer of each stage after the first
 /// @param states  of the optimizer, for each parameter
 /// @return bytes

@@ -69,7 +69,7 @@ template <class... Stage> class Pipeline {
   /// Adds policies, in any order, at most one for each axis. What is left out takes its default:
   /// schedule::OneFOneB, staleness::Synchronous, cuts as given, collective::AllReduce,
   /// placement::InOrder, host::Threads{1}, optimizer::Sgd, no loss, Options{}.
-  /// @throws Error  bad_configuration for numbers that do not fit together, naming them and numbers
+  /// @throws Error  bad_configuration for numbers that do not fit together; names them and numbers
   ///                that would
   template <class... P> [[nodiscard]] auto with(P... policy) const& {
     if constexpr (std::is_void_v<Wrong<P...>>) {
@@ -80,7 +80,7 @@ template <class... Stage> class Pipeline {
     }
   }
 
-  /// The same, handing the stages over instead of copying them.
+  /// The same, but moves the stages instead of copying them.
   template <class... P> [[nodiscard]] [[gnu::cold]] auto with(P... policy) && {
     using namespace detail;
     constexpr bool cut_later = sizeof...(Stage) == 1 && (is_sequential<Stage> && ...);
@@ -101,7 +101,7 @@ template <class... Stage> class Pipeline {
       auto const partitioner = Pick<PartitionTag, partition::Cuts, P...>::from(policy...);
       if constexpr (cut_later)
         cuts = partition::Cuts{partitioner.cuts(static_cast<int>(layers.size()))}.cuts(
-            static_cast<int>(layers.size()));  // checked, whatever partitioner made them
+            static_cast<int>(layers.size()));  // check the cuts of any partitioner
       using Model = Ends<Types>;
       using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
       using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
@@ -131,7 +131,7 @@ template <class... Stage> class Pipeline {
       setup.staleness = staleness_model<ServerPolicy<Collective>>(kept->staleness);
       setup.placement = placement_call(placement);
       setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
-      if constexpr (ServerPolicy<Collective>) {  // the server keeps `kept`, which must not keep it
+      if constexpr (ServerPolicy<Collective>) {  // it owns `kept`, which must not own it
         Collective const worker = std::move(kept->collective);
         using Stepping =
             std::conditional_t<sends_late<Staleness>, OverlappedExchange, StepExchange>;

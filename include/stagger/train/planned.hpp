@@ -24,7 +24,7 @@ namespace stagger {
 struct PlannedOrder {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;  ///< no count rises, which `table` sees to
+  static constexpr bool proven = true;  ///< `table` ensures that no count rises
 
   std::vector<int> warm_up{1};  ///< [stages] forwards before the first backward
 
@@ -53,8 +53,8 @@ struct Planned {
   partition::Cuts cuts{};
   PlannedOrder schedule{};
   Options options{};  ///< with the plan's replicas and recomputation
-  /// Rank r on the r-th of the plan's stages' devices, these numbered without gaps. Only for a
-  /// device policy with a place for each rank; others do with their default.
+  /// Rank r is on the r-th device of the plan's stages, numbered without gaps. Only for device
+  /// policies with a place for each rank; with others, use the default placement.
   placement::ExplicitMap placement{};
   int microbatches = 1;  ///< to divide each batch into
 
@@ -69,7 +69,7 @@ struct Planned {
 ///     auto train = Pipeline{model}.with(run.cuts, run.schedule, run.options,
 ///                                       host::Threads{run.ranks()}, loss::CrossEntropy<>{});
 /// @endcode
-/// @param options  everything that a plan does not say
+/// @param options  all options that a plan does not determine
 /// @throws Error   bad_configuration for a plan without stages, or a stage without a device
 [[nodiscard]] inline Planned planned(plan::Plan const& plan, Options options = {}) {
   if (plan.stages.empty())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The measurement of a model's costs, layer by layer, on the host or where a pipeline
-///         runs: the input of every planner.
+/// @file   The measurement of a model's costs, layer by layer, on the host or on a pipeline's
+///         device: the input of every planner.
 
 #include <algorithm>
 #include <chrono>
@@ -32,8 +32,8 @@ struct ProfilerOptions {
   std::vector<std::string> layer_names{};  ///< [layers], or none: layers are then numbered
 };
 
-/// Measures a model on one device: whole forward and backward passes, in which each layer is timed;
-/// so a layer finds the caches as its neighbours left them.
+/// Measures a model on one device. Each layer is timed within whole forward and backward passes, so
+/// that caches are in the same state as in training.
 ///
 /// @code
 ///     auto one = Pipeline{model}.on_one_device(loss::CrossEntropy<>{});
@@ -52,7 +52,7 @@ class Profiler {
   /// Seconds of forward, input gradient and weight gradient of each layer, medians; bytes of its
   /// output, of what is kept for its backward (its input and its saved state) and of its
   /// parameters. The loss counts for the last layer's backward. Parameters stay as they are.
-  /// @tparam Clock  tells the time; tests have one of their own
+  /// @tparam Clock  the clock; tests use their own
   template <class Clock = std::chrono::steady_clock, class In, class Out, class Optimizer,
             class Loss>
   [[nodiscard]] cluster::Profile measure(
@@ -102,18 +102,18 @@ class Profiler {
     return profile;
   }
 
-  /// The same by the clock of the device that runs a pipeline, a GPU for instance: from recorded
-  /// steps in which every layer is a stage. Each microbatch of each step counts as a pass. Where
-  /// the schedule does not split backward, the weight gradient's part stays unknown. Parameters
-  /// move, as in every step.
+  /// The same by the clock of a pipeline's device, such as a GPU, from recorded steps in which
+  /// every layer is a stage. Each microbatch of each step counts as a pass. If the schedule does
+  /// not split backward, the weight gradient's part stays unknown. Parameters change, as in every
+  /// step.
   ///
   /// @code
   ///     auto train = Pipeline{Sequential{...}}.with(partition::Even{layers}, schedule::GPipe{},
   ///                                                 device, loss, Options{.record = true});
   ///     cluster::Profile profile = Profiler{{.device = "h200"}}.measure(train, batch);
   /// @endcode
-  /// @throws Error  bad_configuration for a pipeline of other stages, with replicas, or one that
-  ///                does not record; whatever a step throws
+  /// @throws Error  bad_configuration for a pipeline in which not every layer is a stage, with
+  ///                replicas, or without Options::record; what a step throws
   template <class In, class Out, class Optimizer, class Loss, class Device>
   [[nodiscard]] cluster::Profile measure(Trainer<In, Out, Optimizer, Loss, true, Device>& train,
                                          Batch<In, typename Loss::Target> const& batch) const {
@@ -146,7 +146,7 @@ class Profiler {
     return profile;
   }
 
-  /// The memory that one microbatch occupies, layer by layer, whatever the model did before.
+  /// The memory that one microbatch occupies, layer by layer, independent of earlier steps.
   /// Parameters stay as they are.
   template <class In, class Out, class Optimizer, class Loss>
   [[nodiscard]] Footprint footprint(
@@ -158,7 +158,7 @@ class Profiler {
     detail::SlotType const& input_type = *loop.layers[0].ops().input;
     detail::Slots const x(input_type, 1);
     input_type.assign(x[0], &input);
-    FixedArray<Context> contexts(layers + 1);  // of the layers and the loss
+    FixedArray<Context> contexts(layers + 1);  // one for each layer, and one for the loss
     for (auto& context : contexts) context.begin_step(parts.steps, parts.seed, true);
     Footprint result;
     result.layers.resize(layers);
@@ -175,7 +175,7 @@ class Profiler {
     (void)parts.loss.value_and_gradient(
         contexts[layers], *static_cast<Out const*>(loop.y[layers - 1][0]), target,
         terms > 0 ? 1 / terms : 0, *static_cast<Out*>(loop.dy[layers - 1][0]));
-    begin_loss();  // a context knows what was taken once the next action begins
+    begin_loss();  // a context adds up what was taken when the next action begins
     for (std::size_t l = layers; l-- > 0;) {
       loop.backward(contexts[l], l, x[0]);
       loop.action(l, 0).begin(contexts[l]);

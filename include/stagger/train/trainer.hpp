@@ -50,12 +50,12 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 
 /// Made by `Pipeline::with`: a model divided into stages, on ranks, with a schedule.
 ///
-/// One step at a time. The first step of each number of microbatches lays out its program and
-/// allocates; later ones allocate nothing, provided the stages do not.
+/// It takes one step at a time. The first step with a number of microbatches lays out its program
+/// and allocates; later ones allocate nothing, provided that the stages do not.
 ///
 /// Its type does not depend on the schedule, the partitioner, the collective, the placement, nor on
-/// host threads, processes or the virtual clock: a program that chooses among them when it runs has
-/// one type of trainer.
+/// the device if that is host threads, processes or the virtual clock, so a program can choose
+/// among them at run time.
 ///
 /// @code
 ///     Trainer<Tensor<>, Tensor<>, optimizer::Sgd, loss::MeanSquaredError<>> train =
@@ -65,7 +65,7 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 ///
 /// @tparam In, Out      the first stage's input and the last stage's output
 /// @tparam synchronous  whether all stages end a step together, as the staleness model says
-/// @tparam Device       one that records steps as graphs; void for all others
+/// @tparam Device       a device that records steps as graphs; void for all others
 template <class In, class Out, class Optimizer, class Loss, bool synchronous = true,
           class Device = void>
 class Trainer {
@@ -97,7 +97,7 @@ class Trainer {
   }
 
   /// One optimizer step on a minibatch.
-  /// @param batch  [microbatches >= 1] stays until the step is done
+  /// @param batch  [microbatches >= 1] must stay valid until the step is done
   /// @throws Error  bad_configuration if there are no microbatches, or not one target for each, or
   ///                if the schedule does not allow that many
   Step step(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
@@ -112,9 +112,9 @@ class Trainer {
   /// as it has the gradient of a minibatch, and the staleness model says which weights each sees.
   /// The pipeline fills and drains once.
   ///
-  /// An error in it brings parameters and optimizer state back to what they were before the stream.
-  /// @param batch  [minibatches x microbatches of each] in order; stays until the stream is done
-  /// @throws Error  as `step`, and if the microbatches are no whole number of minibatches
+  /// After an error, parameters and optimizer state are those from before the stream.
+  /// @param batch  [minibatches x microbatches of each] must stay valid until the stream is done
+  /// @throws Error  as for `step`, and if the microbatches are not a whole number of minibatches
   Step stream(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
     static_assert(!synchronous,
                   "stagger: a stream needs an asynchronous staleness model, such as "
@@ -140,7 +140,7 @@ class Trainer {
     return {session_, request, std::move(stop)};
   }
 
-  /// Say what is wrong with a batch of other types, and with a trainer that is const.
+  /// Overloads that report a batch of other types, and a const trainer, in one sentence.
   template <class X, class T> Step step(Batch<X, T> const&, stagger::stop_token = {}) {
     return detail::BatchDoesNotFit<Trainer, X, T>::step();
   }
@@ -171,8 +171,8 @@ class Trainer {
   /// Lays out and allocates for so many microbatches now instead of in the first step.
   void prepare(std::size_t microbatches) { session_->make_ready(microbatches); }
 
-  /// The training program for so many microbatches: slots, signals, peak in flight. Where the
-  /// grouping of gradients is renewed, it may go with a later step.
+  /// The training program for so many microbatches: slots, signals, peak in flight. If gradient
+  /// groups are chosen again, a later step may replace it.
   Program const& program(std::size_t microbatches) {
     return *session_->program(microbatches, true);
   }
@@ -192,11 +192,11 @@ class Trainer {
   }
 
   /// Shows every parameter with its optimizer state in process `to`, one after the other in layer
-  /// order. It needs memory for only one parameter of the others at a time. All processes call
-  /// it; where a device spreads no ranks over processes, `visit` is called wherever this is.
-  /// @param  visit  callable with ParameterState const&, whose memory is lent; what it throws is
-  ///                thrown once all have been there
-  /// @return whether `visit` is called here
+  /// order. It needs memory for only one parameter of other processes at a time. All processes call
+  /// it. On devices without several processes, `visit` is called in this one.
+  /// @param  visit  callable with ParameterState const&, valid during the call; what it throws is
+  ///                thrown after all parameters have been sent
+  /// @return whether `visit` was called in this process
   template <class Visit> bool each_parameter(int to, Visit&& visit) {
     session_->require_idle();
     void const* const self = &visit;
@@ -209,10 +209,9 @@ class Trainer {
     return visited != detail::Visited::elsewhere;
   }
 
-  /// Brings the parameters of the last step to every process, or to process `to`, where a device
-  /// spreads the ranks over several: each process updates only those of its own stages, and keeps
-  /// the others only until the next step. All processes call it. On other devices there is nothing
-  /// to do.
+  /// Over several processes, sends the parameters of the last step to every process, or to process
+  /// `to`. Each process updates only those of its own stages, and keeps the others only until the
+  /// next step. All processes call it. On other devices it does nothing.
   void gather_parameters(int to = -1) {
     session_->require_idle();
     session_->gather_parameters(to);
@@ -220,13 +219,13 @@ class Trainer {
 
   /// Waits for all steps that were given to `enqueue`. Every other function that reads parameters,
   /// or takes a step in another way, waits by itself.
-  /// @throws  the error of a step that was not reported yet; Error(device) for a GPU that was lost
+  /// @throws  the error of a step that has not been reported yet; Error(device) for a lost GPU
   void settle() {
     session_->require_idle();
     session_->settle(nullptr);
   }
 
-  /// Optimizer steps taken; of a device that runs ahead, those that were enqueued.
+  /// Optimizer steps taken; on a device that runs ahead, including those that are only enqueued.
   [[nodiscard]] std::int64_t steps() const noexcept { return session_->steps(); }
 
   /// Continues as if `steps` had been taken; the caller has restored the parameters and states of
@@ -234,8 +233,8 @@ class Trainer {
   void resume(std::int64_t steps) noexcept { session_->resume(steps); }
 
   /// From the next step on, records an iteration as a graph of the device and replays it; records
-  /// it again whenever what it is shown changes. Where the device has graphs.
-  /// @return  what has been done with the graph so far and is done from now on
+  /// it again when its arguments change. Only for devices with graphs.
+  /// @return  counters of what is done with the graph, which are kept up to date
   auto const& capture(bool on = true)
     requires(!std::is_void_v<Device>)
   {
@@ -244,7 +243,7 @@ class Trainer {
   }
 
   [[nodiscard]] int stages() const noexcept { return session_->stages(); }
-  /// Of all positions and their replicas; those of one position follow each other.
+  /// The number of ranks; the replicas of one position have consecutive numbers.
   [[nodiscard]] int ranks() const noexcept { return session_->ranks(); }
 
   /// Turns measuring of each action on or off.
@@ -256,8 +255,8 @@ class Trainer {
     return Facts::timeline(session_->machine(), ranks(), false);
   }
 
-  /// Likewise when each group of gradients was added up, a row for each rank of a replicated
-  /// position: REDUCE_GRAD of its stage, in the order of the groups.
+  /// Likewise for the sums of gradient groups: a row for each rank of a replicated position, with
+  /// REDUCE_GRAD of its stage in the order of the groups.
   [[nodiscard]] schedule::Timeline reductions() const {
     return Facts::timeline(session_->machine(), ranks(), true);
   }
@@ -278,8 +277,9 @@ class Trainer {
     return Facts::traffic(session_->machine(), ranks());
   }
 
-  /// Of a worker: [k] minibatches whose weights lacked k pushes of some other worker, of as many as it
-  /// had made itself (the last: k or more), by the stages of this process; empty without a server.
+  /// For a worker of a parameter server: [k] minibatches whose weights lacked k pushes of some other
+  /// worker, of as many as it had made itself (the last: k or more), by the stages of this process.
+  /// Empty without a server.
   [[nodiscard]] std::vector<std::uint64_t> staleness() const {
     session_->require_idle();
     return Facts::staleness(session_->machine());
@@ -299,7 +299,7 @@ class Trainer {
   }
 
   template <class T> static detail::Places places_of(std::span<T const> objects) {
-    // Inputs and targets are only read, but the slot table has pointers to non-const alone.
+    // Inputs and targets are only read, but the slot table has only pointers to non-const.
     return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
   }
 
@@ -314,7 +314,7 @@ class Trainer {
     return {session_, request, std::move(stop)};
   }
 
-  std::shared_ptr<detail::Session> session_;  // which keeps the others
+  std::shared_ptr<detail::Session> session_;  // keeps the other members alive
   Optimizer* optimizer_;
   Loss const* loss_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which files of a folder are checkpoints.
+/// @file   The names of checkpoint files, and the search for them in a folder.
 
 #include <algorithm>
 #include <charconv>
@@ -25,7 +25,7 @@ inline constexpr std::string_view checkpoint_suffix = ".stagger";
   return folder + "/" + std::string(checkpoint_prefix) + digits + std::string(checkpoint_suffix);
 }
 
-/// The step of a file that is named like a checkpoint; -1 for another.
+/// The step of a file that is named like a checkpoint; -1 for other names.
 [[nodiscard]] inline std::int64_t step_of(std::string_view name) {
   if (!name.starts_with(checkpoint_prefix) || !name.ends_with(checkpoint_suffix)) return -1;
   if (name.size() <= checkpoint_prefix.size() + checkpoint_suffix.size()) return -1;
@@ -35,7 +35,7 @@ inline constexpr std::string_view checkpoint_suffix = ".stagger";
   return error == std::errc{} && stop == end ? step : -1;
 }
 
-/// Newest first.
+/// The steps of all checkpoints in a folder, newest first.
 [[nodiscard]] inline std::vector<std::int64_t> checkpoint_steps(std::string const& folder) {
   std::vector<std::int64_t> steps;
   for (std::string const& name : names_in(folder))
@@ -44,8 +44,8 @@ inline constexpr std::string_view checkpoint_suffix = ".stagger";
   return steps;
 }
 
-/// Keeps the checkpoint of `step` and the one before it, and removes what a process left that was
-/// killed while it wrote. A file that cannot be removed stays, which does no harm.
+/// Keeps the checkpoint of `step` and the previous one, and removes the others and the temporary
+/// files of killed processes. Files that cannot be removed stay, which does no harm.
 inline void remove_other_checkpoints(std::string const& folder, std::int64_t step) {
   auto const names = names_in(folder);
   std::int64_t before = -1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The layers of a model one by one, with one object for each value between them.
+/// @file   Running the layers of a model one by one, with one object for each value between them.
 
 #include <cstddef>
 
@@ -12,7 +12,8 @@
 
 namespace stagger::detail {
 
-/// What a plain loop over all layers needs: no schedule, and one microbatch at a time.
+/// The layers and values for a plain loop over all layers, without a schedule and with one
+/// microbatch at a time.
 struct LayerLoop {
   LayerLoop(Layer const* model, LayerParameters const* values, std::size_t count)
       : layers(model),

@@ -12,7 +12,7 @@
 
 namespace stagger::detail {
 
-/// Whether a range of type R can be shown as a span of T.
+/// Whether a range of type R converts to a span of T.
 template <class R, class T>
 concept Spans = std::is_convertible_v<R&, std::span<T>>;
 

@@ -14,7 +14,7 @@
 namespace stagger::detail {
 
 enum class StageFault : std::uint8_t {
-  said_already,  // by another sentence
+  said_already,  // another static_assert explains it
   is_pointer,
   is_function,
   is_abstract,
@@ -40,7 +40,7 @@ concept TakesNothingSaved =
     requires(S& stage, Context& context, typename S::Input const& x, typename S::Output& y,
              NothingSaved& saved) { stage.forward(context, x, y, saved); };
 
-// With a Parameter of a type that it has refused itself.
+// Whether T is a std::tie with a Parameter of a type that Parameter has refused itself.
 template <class T> inline constexpr bool is_refused_tie = false;
 template <class... T> inline constexpr bool is_refused_tie<std::tuple<Parameter<T>&...>> = true;
 

@@ -22,14 +22,14 @@
 
 namespace stagger::detail {
 
-/// The loss of a pipeline that has none and is only asked for outputs.
+/// The loss of a pipeline that has none and only predicts.
 struct NoLoss {
   using policy_tag = LossTag;
   struct Target {};
 };
 
-/// The collective policy where none is given: collective::AllReduce<>{}, which a pipeline without
-/// replicas need not compile.
+/// The collective policy if none is given: it stands for collective::AllReduce<>{}, which a
+/// pipeline without replicas need not compile.
 struct DefaultCollective {};
 
 template <class P>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The compile-time check that layers and policies make a pipeline, and its one error
-///         message.
+/// @file   The compile-time check of a pipeline's layers and policies, with a single error message.
 
 #include <concepts>
 #include <cstddef>
@@ -19,8 +18,8 @@
 
 namespace stagger::detail {
 
-// A check is a class whose static_assert fails, or void where nothing is wrong. Only the first one
-// is instantiated, so that its sentence is the only one.
+// A check is a class whose static_assert fails, or void if nothing is wrong. Only the first one is
+// instantiated, so that there is only one error message.
 
 /// The first of several checks that is not void.
 template <class... Check> struct First {
@@ -73,7 +72,7 @@ template <class P> struct CheckPolicy<P, OptionsTag> {
 };
 template <class P>
 struct CheckPolicy<P, ScheduleTag> : First<Unless<SchedulePolicy<P>, NotASchedule<P>>> {};
-/// What a policy of several parts says of one that is wrong.
+/// The check that a policy of several parts makes of them.
 template <class P> struct FaultOf {
   using type = void;
 };
@@ -160,18 +159,18 @@ template <class Types, class... P> consteval auto check_pipeline() {
                      typename Pick<LossTag, NoLoss, P...>::type>();
 }
 
-/// What is wrong with a pipeline of these stages and policies: a class whose static_assert says it.
-/// void: nothing.
+/// What is wrong with a pipeline of these stages and policies: a class whose static_assert says it,
+/// or void.
 template <class Types, class... P>
 using Wrong = typename decltype(check_pipeline<Types, P...>())::type;
 
-/// Accepts any argument: a program may go on to call functions of a trainer that it does not get.
+/// Accepts any argument, since a program may call functions of the trainer that it did not get.
 struct Anything {
   template <class... T> Anything(T const&...);  // NOLINT
 };
 
-/// What `with` returns after it has said what is wrong: takes every call, so that no second error
-/// follows the first.
+/// What `with` returns after an error: it accepts every call, so that no second error follows the
+/// first.
 /// @tparam Result  of a step
 template <class Result> struct Rejected {
   template <class T> operator T() const;  // NOLINT
