@@ -21,8 +21,8 @@
 namespace stagger {
 namespace detail {
 
-/// Refuses indices that lie beyond what they are indices of, so that the rest of the check need not
-/// look, and counts what the rest has to know beforehand.
+/// Refuses indices out of range, so that the rest of the check need not look for them, and counts
+/// what the rest must know beforehand.
 [[gnu::cold]] inline void check_numbers(CheckState& state, GradientCheck& gradients) {
   Program const& program = state.program;
   int const ranks = static_cast<int>(program.ranks.size());
@@ -72,8 +72,8 @@ namespace detail {
   state.place_gives();
 }
 
-/// Plays a program once, and holds what it does against its table, the slots, the gradients that
-/// are added up and the versions of the weights.
+/// Plays a program once, and compares its effects with its table, the slots, the sums of gradients
+/// and the versions of the weights.
 class ProgramCheck {
  public:
   [[gnu::cold]] ProgramCheck(Program const& program, schedule::Table const& table,
@@ -110,8 +110,8 @@ class ProgramCheck {
  private:
   enum Done : std::uint8_t { forward_done = 1, gradient_done = 2, all_done = 4 };
   struct RankWork {
-    std::span<schedule::Action const> left;  // of the table's row
-    std::uint32_t target = 0xffffffff;       // whose rows of the target are at hand
+    std::span<schedule::Action const> left;  // actions of the table's row that are still to come
+    std::uint32_t target = 0xffffffff;       // whose rows of the target were gathered last
   };
 
   [[gnu::cold]] void note_gives(Instruction const& in) {
@@ -208,7 +208,7 @@ class ProgramCheck {
       state_.refuse({"has not gathered its rows of the target"});
   }
 
-  /// The next action of the rank's row; none at its end.
+  /// The next action of the rank's row; null at its end.
   [[nodiscard]] [[gnu::cold]] schedule::Action const* next_action() {
     auto& left = ranks_[state_.rank].left;
     while (!left.empty() && !schedule::is_compute(left.front().kind)) left = left.subspan(1);
@@ -247,7 +247,8 @@ class ProgramCheck {
     state_.require_all_awaited();
   }
 
-  /// Every microbatch has run once, on one of the stage's cells, [first, end), and its replicas.
+  /// Requires that every microbatch has run once on one of the stage's cells, [first, end), and on
+  /// its replicas.
   [[gnu::cold]] void require_stage_done(std::size_t first, std::size_t end) {
     std::uint8_t const all =
         program_.training ? forward_done | gradient_done | all_done : forward_done;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The first pass of lowering: where stages lie, and which cells pass values on.
+/// @file   The first pass of lowering: the cells of a table, and the edges over which they pass
+///         values.
 /// @source for row edges: S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training
 ///         Large Models", PPoPP 2021, section 5.2: microbatches split and concatenated between
 ///         stages. Here the receiver fetches, and uneven shares are allowed.
@@ -18,24 +19,24 @@
 
 namespace stagger::detail {
 
-/// What the table does on one cell. Positions count the compute actions of the cell's row.
+/// When the table uses one cell. Positions count the compute actions of the cell's row.
 struct CellUse {
   Positions forward;   // F
   Positions gradient;  // B or I
-  Positions end;       // B or W; F where the table has no backward
+  Positions end;       // B or W; F if the table has no backward
 };
 
-/// One direction of an edge between two cells: the sender's outputs on their way forward, or its
-/// input gradients on their way back, one value for each microbatch.
+/// One direction of an edge between two cells: the sender's outputs, or its input gradients, one
+/// value for each microbatch.
 struct DirectedEdge {
-  std::size_t number = 0;  // of the edge, as `signal_of` takes it
+  std::size_t number = 0;  // number of the edge, as for `signal_of`
   std::size_t sender = 0;
   std::size_t receiver = 0;
   bool forward = true;
   bool by_rows = false;  // the receiver takes only some rows of each value
 };
 
-/// The signal that a value is there.
+/// The signal that a value has been written.
 [[nodiscard]] inline std::uint32_t full_signal(DirectedEdge const& e) {
   return signal_of(e.number, e.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full);
 }
@@ -44,23 +45,23 @@ struct DirectedEdge {
   return signal_of(e.number, e.forward ? EdgeSignal::forward_free : EdgeSignal::backward_free);
 }
 
-/// The cells of a table, and between which of them values pass.
+/// The cells of a table, and the edges between them.
 struct Dataflow {
   int stages = 0;
-  int depths = 0;  // stages one after the other
+  int depths = 0;  // length of the chain of stages
   std::size_t slices = 1;
-  std::size_t units = 0;  // what flows: microbatches, or their slices
+  std::size_t units = 0;  // microbatches, or their slices
   bool training = false;
   List<Replicas::Part> parts;  // [ranks] position in the table, and share of a microbatch
   List<int> rows;              // [ranks] of the table
-  List<Cell> cells;            // by stage, then by rank; slots are not known yet
+  List<Cell> cells;            // sorted by stage, then by rank; slots are not known yet
   List<RowEdge> row_edges;     // their signals follow those of the cells
-  FixedArray<List<DirectedEdge>> sent, received;  // [cells] forward, then backward
+  FixedArray<List<DirectedEdge>> sent, received;  // [cells] forward edges, then backward edges
   FixedArray<CellUse> uses;                       // [cells]
   List<std::size_t> first_cell;                   // [stages + 1]
   List<std::uint32_t> length;                     // [ranks] compute actions
-  List<std::size_t> alike;  // [cells] the first of those whose slots have the same numbers; none:
-                            // the first of its replicas
+  List<std::size_t> alike;  // [cells] the first cell with the same slot numbers; empty:
+                            // the first replica
 
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(parts.size()); }
   [[nodiscard]] std::size_t unit(schedule::Action const& action) const {
@@ -74,20 +75,20 @@ struct Dataflow {
   }
   [[nodiscard]] std::uint32_t length_at(std::size_t cell) const { return length[cells[cell].rank]; }
   [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].depth + 1 == depths; }
-  /// The first of the signals that are not of edges: each rank has handed in its gradients; after
-  /// them those that each is done.
+  /// The first signal that belongs to no edge: one for each rank that has handed in its gradients,
+  /// then one for each rank that has finished.
   [[nodiscard]] std::uint32_t handed_in() const noexcept {
     return static_cast<std::uint32_t>((cells.size() + row_edges.size()) * signals_per_edge);
   }
-  /// Whether its ends are on different ranks.
+  /// Whether the ends of an edge are on different ranks.
   [[nodiscard]] bool crosses(DirectedEdge const& e) const {
     return cells[e.sender].rank != cells[e.receiver].rank;
   }
-  /// When its values are made, by position in the sender's row.
+  /// The positions in the sender's row at which the values are made.
   [[nodiscard]] Positions const& made(DirectedEdge const& e) const {
     return e.forward ? uses[e.sender].forward : uses[e.sender].gradient;
   }
-  /// When they are first used, by position in the receiver's row.
+  /// The positions in the receiver's row at which they are first used.
   [[nodiscard]] Positions const& used(DirectedEdge const& e) const {
     return e.forward ? uses[e.receiver].forward : uses[e.receiver].gradient;
   }
@@ -127,7 +128,7 @@ struct Dataflow {
   for (Cell const& cell : by_rank) flow.cells[next[cell.stage]++] = cell;
 }
 
-/// Notes when each cell does what.
+/// Records when each cell is used.
 [[gnu::cold]] inline void add_uses(Dataflow& flow, schedule::Table const& table) {
   Positions const empty(flow.units, nowhere);
   flow.uses = FixedArray<CellUse>(flow.cells.size());
@@ -156,9 +157,9 @@ struct Dataflow {
   }
 }
 
-/// The cells of a table, before any of them is connected.
+/// The cells of a table, without edges.
 /// @param replicas  of each row; null or empty: one each
-/// @param by_rank   the table has a row for each rank instead
+/// @param by_rank   whether the table already has a row for each rank
 /// @throws Error    bad_schedule for a table that lacks actions, or has too many to number them
 [[nodiscard]] [[gnu::cold]] inline Dataflow read_table(schedule::Table const& table,
                                                        Replicas const* replicas,
@@ -241,7 +242,7 @@ struct Dataflow {
         "needs every owner of a stage to pass them on to one owner of the next");
 }
 
-/// Links each cell to the one that its values go to. Where the replicas of neighbouring stages
+/// Links each cell to the one that receives its values. Where the replicas of neighbouring stages
 /// divide microbatches differently, it adds a row edge between each two cells whose shares overlap.
 /// @throws Error  bad_schedule where a stage's owner has several neighbours
 [[gnu::cold]] inline void connect(Dataflow& flow) {

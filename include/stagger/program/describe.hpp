@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Instructions and ranks in words, and where every rank of a program stands.
+/// @file   Instructions and ranks as text, and the position of every rank of a program, for error
+///         messages.
 
 #include <concepts>
 #include <cstddef>
@@ -14,8 +15,8 @@
 
 namespace stagger::detail {
 
-/// An instruction as the action grammar writes it: "0F1"; "its last gradient" and "the update" at
-/// the end.
+/// An instruction as text: "0F1" for actions, "its last gradient" and "the update" at the end of a
+/// step.
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
   switch (in.op) {
     case Op::hand_in:
@@ -42,17 +43,17 @@ namespace stagger::detail {
   }
 }
 
-/// "rank 0"; of one that only adds up gradients: "the reducer of rank 0".
+/// "rank 0"; for a reducer "the reducer of rank 0".
 [[nodiscard]] [[gnu::cold]] inline std::string name_of(Program const& program,
                                                        std::integral auto rank) {
   int const reducer_for = program.ranks[rank].reducer_for;
   return reducer_for < 0 ? text("rank ", rank) : text("the reducer of rank ", reducer_for);
 }
 
-/// One clause for each rank that is not done.
-/// @param at       [ranks] index of the instruction each rank stands at
-/// @param given    [signals] how often each was given
-/// @param outside  who gives signals that no rank gives
+/// One clause for each rank that has not finished.
+/// @param at       [ranks] index of each rank's current instruction
+/// @param given    [signals] how often each signal was given
+/// @param outside  name of the giver of signals that no rank gives
 [[nodiscard]] [[gnu::cold]] inline std::string describe_stall(Program const& program,
                                                               std::span<std::size_t const> at,
                                                               std::span<std::uint32_t const> given,

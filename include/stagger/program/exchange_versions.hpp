@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which weights each minibatch sees where workers exchange changes through a server, and
-///         where versions and changes lie.
+/// @file   The weights that each minibatch sees if workers exchange changes through a server, and
+///         the slots of versions and changes.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,12 +14,13 @@
 
 namespace stagger::detail {
 
-/// Slots that versions and changes of one stage share: a change becomes the version that contains
-/// it last, in place. Slot 0 holds the version from before the stream and the one that lasts.
+/// The slots of versions and changes of one stage. A change is turned in place into the version
+/// that contains it last. Slot 0 has the version from before the stream, and at the end the version
+/// that stays.
 class ExchangeSlots {
  public:
   [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(users_.size()); }
-  /// @return a slot that nobody uses, with one user
+  /// @return an unused slot, which then has one user
   [[nodiscard]] std::uint16_t take() {
     std::size_t slot = 0;
     while (slot < users_.size() && users_[slot] != 0) ++slot;
@@ -34,7 +35,7 @@ class ExchangeSlots {
   List<std::uint32_t> users_{1};  // [slots]; the first version's
 };
 
-/// Goes through one row as it will run.
+/// Follows one row in the order in which it will run.
 class ExchangePass {
  public:
   [[gnu::cold]] ExchangePass(StalenessModel const& model, StageRow const& row)
@@ -47,7 +48,7 @@ class ExchangePass {
     versions_.updates.resize(minibatches_);
   }
 
-  /// @throws Error  bad_schedule for an order that the model cannot go with
+  /// @throws Error  bad_schedule for an order that does not fit the staleness model
   [[nodiscard]] [[gnu::cold]] Versions run() {
     List<std::uint32_t> const forwards = in_order(row_.forward, row_.length);
     List<std::uint32_t> const ends = in_order(row_.end, row_.length);
@@ -63,11 +64,12 @@ class ExchangePass {
   }
 
  private:
-  /// Before the forward of a minibatch: brings the newest version to what it is to see.
+  /// Before the forward of a minibatch: brings the newest version up to what the minibatch must
+  /// see.
   void begin(std::uint32_t m, std::uint32_t expected, std::uint32_t ended) {
     int const minibatch = static_cast<int>(m);
     int const own = model_.version(model_.policy, minibatch, static_cast<int>(ended));
-    int const rounds =  // what the one before has, it has
+    int const rounds =  // it has at least the rounds of the previous one
         std::max(model_.needs(model_.policy, minibatch), static_cast<int>(rounds_));
     if (m != expected)
       raise(Errc::bad_schedule, "stage ", row_.stage, " begins minibatch ", m, " where ", expected,
@@ -104,7 +106,7 @@ class ExchangePass {
     versions_.seen[m] = newest_;
   }
 
-  /// A snapshot, and own pushes behind it.
+  /// Makes a version from a snapshot and the worker's own later pushes.
   void pull(std::uint32_t m, std::uint32_t rounds, std::uint32_t pushed) {
     for (; own_ < pushed * per_push_; ++own_) slots_.release(change_[own_]);
     slots_.release(newest_);
@@ -114,7 +116,7 @@ class ExchangePass {
         {m, rounds, static_cast<std::uint16_t>(pushed - rounds), true, 0, newest_});
   }
 
-  /// The newest version and the change behind it.
+  /// Makes a version from the newest one and the next change.
   void add(std::uint32_t m) {
     std::uint16_t const to = change_[own_++];
     versions_.pulls.push_back({m, 0, 0, false, newest_, to});
@@ -122,14 +124,14 @@ class ExchangePass {
     newest_ = to;
   }
 
-  /// Behind the last backward of a minibatch: its change.
+  /// After the last backward of a minibatch: makes its change.
   void end(std::uint32_t m, std::uint32_t expected) {
     if (m != expected)
       raise(Errc::bad_schedule, "stage ", row_.stage, " ends minibatch ", m, " where ", expected,
             " is next; workers that exchange changes take minibatches in order");
     std::uint16_t const seen = versions_.seen[m];
     slots_.release(seen);
-    change_[m] = slots_.take();  // in place, where nobody else sees that version
+    change_[m] = slots_.take();  // in place, if no other minibatch sees that version
     versions_.updates[m] = {row_.end[m], seen, change_[m]};
   }
 
@@ -145,8 +147,8 @@ class ExchangePass {
   std::uint32_t rounds_ = 0;    // pushes of every worker that it contains
 };
 
-/// @throws Error  bad_schedule for an order of actions that the model cannot go with, naming stage
-/// and minibatch
+/// @throws Error  bad_schedule for an order of actions that does not fit the staleness model; names
+///                stage and minibatch
 [[nodiscard]] [[gnu::cold]] inline Versions fix_exchanged_versions(StalenessModel const& model,
                                                                    StageRow const& row) {
   if (model.microbatches != 1)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a program does, in digests that processes compare before they play it together.
+/// @file   Digests of programs, which processes compare before they run them together.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +36,7 @@ class Digest {
   std::uint64_t value_ = 0xcbf29ce484222325U;
 };
 
-/// All that one rank does, and what each instruction waits for.
+/// The digest of one rank's instructions and waits.
 [[nodiscard]] [[gnu::cold]] inline Digest digest_of(RankProgram const& rank) noexcept {
   Digest code;
   for (Instruction const& in : rank.code)
@@ -48,7 +48,7 @@ class Digest {
   return code;
 }
 
-/// The layers whose gradients are added up in one go, as "stage:lowest-highest".
+/// The gradient groups as text, "stage:lowest-highest".
 [[nodiscard]] [[gnu::cold]] inline std::string describe_groups(Program const& program) {
   std::string groups;
   for (GradientGroup const& group : program.groups) {

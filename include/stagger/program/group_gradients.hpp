@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The pass that has gradients of stages that several ranks hold added up while the last
-///         backward still runs.
+/// @file   The pass that lets gradients of shared stages be added up while the last backward still
+///         runs.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 ///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
 ///         of its communication thread, and each holder of a stage adds up a part of every layer.
@@ -17,7 +17,7 @@
 namespace stagger {
 namespace detail {
 
-/// Makes the grouped program. Of each cell it knows who else holds the stage.
+/// Makes the grouped program.
 class GradientGrouping {
  public:
   GradientGrouping(Program const& program, List<GradientGroup> const& groups, bool chain_squares,
@@ -70,8 +70,8 @@ class GradientGrouping {
     return static_cast<std::uint32_t>(old_.signals.size() + 2 * cell);
   }
   [[nodiscard]] std::uint32_t summed(std::size_t cell) const { return ready(cell) + 1; }
-  /// A rank has added up its squares and a higher rank continues: the signal that `hand_in` gives
-  /// otherwise.
+  /// The signal that a rank has added up its squares and a higher rank can continue; without groups
+  /// `hand_in` gives it.
   [[nodiscard]] std::uint32_t squared(int rank) const {
     return signal_of(old_.cells.size() + old_.row_edges.size(), EdgeSignal::forward_full) +
            static_cast<std::uint32_t>(rank);
@@ -107,7 +107,7 @@ class GradientGrouping {
     return rank;
   }
 
-  /// The last backward of a shared stage, in as many parts as there are groups.
+  /// Appends the last backward of a shared stage in parts, one for each group.
   void push_parts(RankProgram& rank, Instruction const& in, List<std::uint16_t>& gives) const {
     Holding const& own = held_[in.cell];
     Instruction part = in;
@@ -125,7 +125,7 @@ class GradientGrouping {
     rank.append(part, gives);
   }
 
-  /// A rank has finished once all that hold its stages have added up their parts.
+  /// Appends the finish of a rank, once all holders of its stages have added up their parts.
   void push_finish(RankProgram& rank, Instruction finish, int self) const {
     auto const& cells = old_.cells;
     auto const done = finish.signal[0];
@@ -142,12 +142,12 @@ class GradientGrouping {
     rank.code.push_back(finish);
   }
 
-  /// Adds the reducer of a rank that holds shared stages. It follows the order in which that rank
-  /// comes to its last backwards. No other rank needs a sum before all backward is
-  /// done, so waiting here delays no other rank.
+  /// Adds the reducer of a rank that holds shared stages. It works in the order of that rank's last
+  /// backwards. No rank needs a sum before its whole backward is done, so the reducer's waits delay
+  /// no other rank.
   [[gnu::cold]] void add_reducer(Program& made, std::size_t self) const {
     auto const& cells = old_.cells;
-    List<std::size_t> own;  // shared cells of the rank, by their last backward
+    List<std::size_t> own;  // shared cells of the rank, in the order of their last backward
     for (std::size_t c = 0; c < cells.size(); ++c)
       if (std::cmp_equal(cells[c].rank, self) && held_[c].shared()) own.push_back(c);
     if (own.empty()) return;
@@ -193,12 +193,12 @@ class GradientGrouping {
 
 }  // namespace detail
 
-/// Splits the last backward of every stage that several ranks hold into its gradient groups, adds
-/// a reducer for each of these ranks, which adds up their gradients, and ends steps once all sums
-/// are done rather than with gradients that are handed in.
-/// @param groups         of all stages: by stage, in backward order
-/// @param chain_squares  squares of a parameter's gradient go from holder to holder
-/// @param by_library     a library has the holders wait for each other, not signals
+/// Splits the last backward of every stage that several ranks hold into gradient groups and adds a
+/// reducer for each of these ranks, which adds up gradients. Steps then end with these sums instead
+/// of `hand_in`.
+/// @param groups         sorted by stage, then in backward order
+/// @param chain_squares  whether the sum of squares of a parameter is passed from holder to holder
+/// @param by_library     whether a library synchronises the holders instead of signals
 /// @throws Error         bad_schedule for more signals than a program can number
 [[nodiscard]] [[gnu::cold]] inline Program group_gradients(Program const& program,
                                                            List<GradientGroup> const& groups,

@@ -26,7 +26,7 @@ namespace detail {
 
 /// The pass that fixes which weights each microbatch sees.
 /// @return       [cells]; none where all stages update together
-/// @throws Error bad_schedule for a table that the staleness model cannot go with
+/// @throws Error bad_schedule for a table that does not fit the staleness model
 [[nodiscard]] [[gnu::cold]] inline FixedArray<Versions> versions_of(
     Dataflow const& flow, StalenessModel const& staleness) {
   bool const exchanges = staleness.push_minibatches != 0;
@@ -48,8 +48,7 @@ namespace detail {
   return versions;
 }
 
-/// The pass that drops signals that no rank waits for: each is then given as often as it is
-/// awaited.
+/// The pass that drops signals for which no rank waits.
 [[gnu::cold]] inline void drop_unawaited(Program& program) {
   List<std::uint32_t> awaited(program.signals.size());
   for (auto const& rank : program.ranks)
@@ -67,11 +66,11 @@ namespace detail {
 
 }  // namespace detail
 
-/// Lowers a verified table to a program that cannot deadlock, with as many slots as that takes.
+/// Lowers a verified table to a program that cannot deadlock; it adds slots until that holds.
 ///
-/// The passes: `read_table` and `connect` (which stage lies where, and what goes to whom),
-/// `versions_of`, `assign_slots`, `InstructionWriter`, `group_gradients` where gradients are added
-/// up during backward, `drop_unawaited`.
+/// The passes: `read_table` and `connect` (cells, and the edges between them), `versions_of`,
+/// `assign_slots`, `InstructionWriter`, `group_gradients` where gradients are added up during
+/// backward, `drop_unawaited`.
 /// @param table   legal by `schedule::verify`
 /// @throws Error  bad_schedule for a table that the engine cannot run
 /// @complexity    linear in the number of actions
@@ -93,7 +92,7 @@ namespace detail {
   if (!options.spare_slots) counts.minimum = detail::slot_demand(write(), flow);
   Program program = write();
   for (auto blocked = play(program); !blocked.empty(); blocked = play(program)) {
-    // More slots where ranks wait for each other: enough at last, since the table itself does not.
+    // Adds slots while ranks deadlock. This ends, since the table itself does not deadlock.
     bool more = false;
     for (Blocked const& rank : blocked)
       more = detail::add_slot(flow, counts, rank.wait.signal) || more;
@@ -111,7 +110,7 @@ namespace detail {
 
 namespace detail {
 
-/// Of a program whose answers may come in the step after: a step that only waits for them.
+/// For a program whose answers may arrive in the next step: a program that only waits for them.
 [[nodiscard]] [[gnu::cold]] inline Program only_answers(Program program) {
   program.training = false;
   for (std::size_t r = 0; r < program.ranks.size(); ++r) {

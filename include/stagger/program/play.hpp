@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The player of programs: takes all instructions in an order that their waits allow.
+/// @file   The player of programs, which takes all instructions in an order that their waits allow.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,10 +18,10 @@ struct Blocked {
   Wait wait;
 };
 
-/// Which waits hold up a rank that is played.
+/// Which waits the player obeys.
 enum class PlayedWaits : std::uint8_t {
   all,
-  messages,  ///< only those for values between stages, as if slots were always free
+  messages,  ///< only waits for values between stages, as if slots were always free
 };
 
 /// Plays all ranks of a program against each other: each rank's instructions in order, and each
@@ -41,8 +41,8 @@ class Player {
     for (int r = ranks(); r-- > 0;) runnable_.push_back(r);
   }
 
-  /// Ends the instruction at hand, and goes on to the next.
-  /// @return whether there is one; if not, see `blocked`
+  /// Ends the current instruction, and goes on to the next.
+  /// @return whether there is a next one; if not, see `blocked`
   [[nodiscard]] [[gnu::noinline]] bool next() {
     if (in_ != nullptr) end_instruction();
     for (;; take_rank()) {
@@ -65,8 +65,8 @@ class Player {
   [[nodiscard]] Instruction const& instruction() const noexcept { return *in_; }
   [[nodiscard]] std::span<Wait const> waits() const noexcept { return waits_at(rank_); }
 
-  /// The ranks that have not come to their end. None after the last `next`: the program cannot
-  /// deadlock, whatever actions take.
+  /// The ranks that have not come to their end. If there are none after the last `next`, the
+  /// program cannot deadlock, however long actions take.
   [[nodiscard]] [[gnu::cold]] List<Blocked> blocked() const {
     List<Blocked> stuck;
     for (int r = 0; r < ranks(); ++r)
@@ -132,7 +132,8 @@ class Player {
   PlayedWaits waits_;
 };
 
-/// Plays a program to its end. @return the ranks that never reach theirs
+/// Plays a program to its end.
+/// @return the ranks that never reach their end
 [[nodiscard]] [[gnu::cold]] inline List<Blocked> play(Program const& program) {
   Player player(program);
   while (player.next()) continue;

@@ -14,8 +14,8 @@ namespace stagger {
 namespace detail {
 struct ReplicaOps;
 
-/// Stands for the engine's functions for replicas. They take a while to compile, so only programs
-/// with replicas include them: <stagger/engine/replicas.hpp> has the definition for this tag.
+/// Tag of the engine's functions for replicas. They take long to compile, so only programs with
+/// replicas include their definition, <stagger/engine/replicas.hpp>.
 struct WithReplicas {};
 template <class Tag> struct ReplicaTable {
   static_assert(!std::is_same_v<Tag, WithReplicas>,
@@ -37,13 +37,13 @@ class Replicas {
  public:
   /// The ranks of one position.
   struct Shares {
-    Shares(int ranks) : count(ranks) {}  ///< so many, with even shares
-    /// One for each number; rows go to them in proportion to these.
+    Shares(int ranks) : count(ranks) {}  ///< ranks with even shares
+    /// One rank for each share; rows are divided in proportion to these.
     Shares(std::initializer_list<int> shares) : count(static_cast<int>(shares.size())) {
       of.assign(shares.begin(), shares.size());
     }
     int count;
-    List<int> of;  ///< none: even
+    List<int> of;  ///< empty: even shares
   };
 
   Replicas() = default;
@@ -51,7 +51,7 @@ class Replicas {
   Replicas(std::initializer_list<Shares> positions) : ops_(detail::ReplicaTable<Tag>::ops) {
     for (Shares const& shares : positions) append(shares);
   }
-  /// [positions] ranks of each, with even shares.
+  /// [positions] The ranks of each position.
   template <class Tag = detail::WithReplicas>
   [[nodiscard]] static Replicas even(int const* counts, std::size_t positions) {
     Replicas replicas;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What has gone from rank to rank, and between a worker and its parameter server.
+/// @file   The traffic between ranks, and between a worker and its parameter server.
 
 #include <array>
 #include <concepts>
@@ -12,14 +12,14 @@
 
 namespace stagger {
 
-/// Why something crosses. A further kind is a line here and one in `name`.
+/// Kinds of traffic. A further kind needs a line here and one in `name`.
 enum class TrafficKind : std::uint8_t {
   activations,         ///< outputs of a stage, to the rank of the next one
   gradients,           ///< of a stage's input, to the rank of the stage before
   shared_activations,  ///< outputs of a layer, to other members of a group that share layers
   shared_gradients,    ///< likewise gradients of its input
-  gradient_sums,       ///< gradients of parameters, to those that add them up, and the sums, back
-  parameters,          ///< values that one rank has updated, to others that have them too
+  gradient_sums,       ///< gradients of parameters, to the ranks that add them up, and the sums
+  parameters,          ///< values that one rank has updated, to others that hold them too
   pushes,              ///< to a parameter server
   pulls,               ///< weights from a parameter server
   control,             ///< messages without values: that a slot is free, that a rank has finished
@@ -34,10 +34,10 @@ inline constexpr std::size_t traffic_kinds = 9;
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// How much has crossed.
+/// An amount of traffic.
 struct TrafficCount {
   std::uint64_t messages = 0;
-  std::uint64_t bytes = 0;  ///< of what they carry, without the headers of what transports them
+  std::uint64_t bytes = 0;  ///< payload, without headers of the transport
 
   constexpr TrafficCount& operator+=(TrafficCount const& more) noexcept {
     messages += more.messages;
@@ -50,8 +50,8 @@ struct TrafficCount {
   friend constexpr bool operator==(TrafficCount const&, TrafficCount const&) = default;
 };
 
-/// What has crossed since the pipeline was made, by the rank that sent it (of pulls: that received
-/// it) and by kind. It only grows: what a step, or some, have sent is the difference of two.
+/// All traffic since the pipeline was made, by kind and by the rank that sent it (for pulls:
+/// received it). It only grows; the traffic of some steps is the difference of two values.
 ///
 /// @code
 ///     Traffic const before = train.traffic();
@@ -67,13 +67,13 @@ class Traffic {
   [[nodiscard]] TrafficCount const& of(std::integral auto rank, TrafficKind kind) const noexcept {
     return counts_[rank][static_cast<std::size_t>(kind)];
   }
-  /// Of all ranks.
+  /// The traffic of one kind, of all ranks.
   [[nodiscard]] TrafficCount of(TrafficKind kind) const noexcept {
     TrafficCount sum;
     for (auto const& rank : counts_) sum += rank[static_cast<std::size_t>(kind)];
     return sum;
   }
-  /// Of all ranks and kinds.
+  /// The traffic of all ranks and kinds.
   [[nodiscard]] TrafficCount total() const noexcept {
     TrafficCount sum;
     for (auto const& rank : counts_)
@@ -87,7 +87,7 @@ class Traffic {
   void clear() noexcept {
     for (auto& rank : counts_) rank = {};
   }
-  /// What has crossed in between. @pre `before` is of the same pipeline
+  /// The traffic in between. @pre `before` is of the same pipeline
   friend Traffic operator-(Traffic later, Traffic const& before) noexcept {
     for (std::size_t r = 0; r < before.counts_.size(); ++r)
       for (std::size_t k = 0; k < traffic_kinds; ++k)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which version of its weights each microbatch of a stage sees, and where the version
-/// lies.
+/// @file   The version of the weights that each microbatch of a stage sees, and its slot.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,26 +20,26 @@ struct Versions;
 struct StageRow;
 }  // namespace detail
 
-/// An asynchronous staleness model, its type erased. None: every stage updates at the end.
+/// An asynchronous staleness model, its type erased; none: all stages update together, at the end.
 struct StalenessModel {
   int microbatches = 0;  ///< of a minibatch; 0: none
   int (*version)(void const* policy, int minibatch, int available) = nullptr;
   void const* policy = nullptr;
-  int push_minibatches = 0;  ///< in one push to a server; 0: there is no server
+  int push_minibatches = 0;  ///< minibatches in one push to a server; 0: there is no server
   int (*needs)(void const* policy, int minibatch) = nullptr;  ///< pushes of every worker
   staleness::Pushes pushes = staleness::Pushes::gradients;
   staleness::Adds adds = staleness::Adds::in_worker_order;
-  /// `detail::fix_versions`, by address, so that a pipeline with a flush is compiled without it.
+  /// `detail::fix_versions`, by address, so that a pipeline with a flush does not compile it.
   detail::Versions (*fix)(StalenessModel const&, detail::StageRow const&) = nullptr;
-  detail::LateCalls const* late = nullptr;  ///< some layers are late; null: none is
-  bool immediate = false;                   ///< they are corrected before a stage's first forward
+  detail::LateCalls const* late = nullptr;  ///< null: no layer is late
+  bool immediate = false;                   ///< late values are taken up before a forward
   [[nodiscard]] explicit operator bool() const noexcept { return version != nullptr; }
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
 };
 
 namespace detail {
 
-/// What one stage does with each microbatch.
+/// The positions of one stage's actions for each microbatch.
 struct StageRow {
   int stage = 0;
   Positions const& forward;  // [microbatches]
@@ -48,19 +47,20 @@ struct StageRow {
   std::size_t length = 0;    // of the owner's row
 };
 
-/// An update of one stage, after the action at `position`. Where workers exchange changes: the
-/// change that a minibatch makes, from the version that it saw.
+/// An update of one stage, after the action at `position`. If workers exchange changes: the change
+/// of a minibatch, from the version that it saw.
 struct StageUpdate {
   std::uint32_t position = 0;
   std::uint16_t from = 0;  // slots of versions, and of changes
   std::uint16_t to = 0;
 };
 
-/// How a version is made before the forward that sees it first, where workers exchange changes.
+/// How a version is made before the forward that is the first to see it, if workers exchange
+/// changes.
 struct StagePull {
-  std::uint32_t microbatch = 0;  // that it is made for; after the last: the version that lasts
+  std::uint32_t microbatch = 0;  // that sees it first; after the last: for the version that stays
   std::uint32_t rounds = 0;      // pushes of every worker in the snapshot
-  std::uint16_t waves = 0;       // own ones after them
+  std::uint16_t waves = 0;       // own pushes after the snapshot
   bool snapshot = false;         // else: the version in `from` and the change in `to`, there
   std::uint16_t from = 0;        // slots
   std::uint16_t to = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The gradients of a program that is being checked: whether all are there when they are
-///         added up, and all are added up when a step ends.
+/// @file   The check of gradients: whether they are complete when they are added up, and all have
+///         been added up when a step ends.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,14 +33,14 @@ class GradientCheck {
     }
   }
 
-  /// Before anything is played: counts what a cell will add to its gradients.
+  /// Called before the program is played: counts how often a cell will add to its gradients.
   void expect(Instruction const& in) {
     if (gives_weight_gradient(in.op)) ++cells_[in.cell].to_end;
   }
 
   [[nodiscard]] bool has_finished(int rank) const { return ranks_[rank].finished != 0; }
   [[nodiscard]] bool has_updated(int rank) const { return ranks_[rank].updated != 0; }
-  /// B, W and parts of them.
+  /// How many B, W and parts of them a cell has ended.
   [[nodiscard]] std::uint32_t ended(std::size_t cell) const { return cells_[cell].ended; }
   [[nodiscard]] bool begun_last(std::size_t cell) const { return cells_[cell].parts != 0; }
   [[nodiscard]] bool is_last_part(Instruction const& in) const {
@@ -121,7 +121,7 @@ class GradientCheck {
  private:
   static constexpr std::uint32_t nothing = 0xffffffff;
 
-  /// A cell, among those of its stage, which are [first, end).
+  /// A cell that holds a stage; all holders of the stage are the cells [first, end).
   struct Holder {
     std::size_t first = 0;
     std::size_t end = 0;
@@ -145,7 +145,7 @@ class GradientCheck {
     return end != 0 && state_.knows(rank, end);
   }
 
-  /// What a holder of a shared stage must know before it has finished.
+  /// Requires what a holder of a shared stage must know before it has finished.
   [[gnu::cold]] void require_sums(std::size_t c) const {
     Holder const& own = cells_[c];
     for (std::size_t d = own.first; d < own.end; ++d) {
@@ -168,7 +168,7 @@ class GradientCheck {
   LayOutOptions const& options_;
   FixedArray<Holder> cells_;
   FixedArray<RankEnd> ranks_;
-  List<std::uint32_t> parts_at_;  // [cells][groups] instructions ended with that part
+  List<std::uint32_t> parts_at_;  // [cells][groups] instructions ended after that part
 };
 
 }  // namespace stagger::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The slots of a program that is being checked: who may read them and overwrite them.
+/// @file   The check of slots: whether they may be read and overwritten.
 
 #include <concepts>
 #include <cstddef>
@@ -14,8 +14,8 @@
 namespace stagger::detail {
 
 /// Plays the reads and writes of slots, and the messages that announce what was written. A rank has
-/// a message only if it waited for that very message: it may still be on its way when its sender is
-/// known to have gone on.
+/// a message only if it has waited for precisely that message, since the message may still be in
+/// transit when its sender is known to have gone on.
 class SlotCheck {
  public:
   /// @param recompute  whether F keeps nothing, and runs again before its backward
@@ -125,13 +125,13 @@ class SlotCheck {
     return names[space];
   }
 
-  /// A place for one value of each microbatch in turn.
+  /// A slot: it holds the value of one microbatch after another.
   struct Slot {
-    std::uint32_t unit = nothing;  // whose value it holds
-    std::uint32_t number = 0;      // of the message over its edge
+    std::uint32_t unit = nothing;  // microbatch whose value it holds
+    std::uint32_t number = 0;      // number of the message over its edge
     std::uint32_t read = 0;        // instructions that its reader will have ended then; 0: none
   };
-  /// The row edges over which a cell's values go, and those over which it takes others'.
+  /// The row edges over which a cell's values are sent, and those over which it takes values.
   struct CellRowEdges {
     List<std::size_t> sent[2], taken[2];  // backward, forward
   };
@@ -164,7 +164,7 @@ class SlotCheck {
     slot.read = state_.now();
     return slot;
   }
-  /// The message of the value in a slot has been waited for.
+  /// Requires that the rank has waited for the message with the value in a slot.
   void require_message(Slot const& slot, std::integral auto edge, EdgeSignal full) const {
     if (state_.awaited(signal_of(edge, full)) <= slot.number) [[unlikely]]
       state_.refuse({"does not wait for the message of ",
@@ -206,7 +206,7 @@ class SlotCheck {
     return number;
   }
 
-  /// Writes a value that others take rows of.
+  /// Writes a value of which other cells take rows.
   [[gnu::cold]] void write_for_rows(Space space, int c, std::size_t number, bool forward,
                                     bool whole) {
     static_cast<void>(slot_at(space, c, number));

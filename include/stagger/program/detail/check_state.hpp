@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The instruction that is being checked, and what its rank knows of the others.
+/// @file   The state of the check: the current instruction, and what its rank knows about the
+///         progress of others.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,12 +17,12 @@
 
 namespace stagger::detail {
 
-/// What all parts of the check share.
+/// The state that all parts of the check share.
 ///
-/// The k-th give of a signal is always at the same instruction, since one rank gives it. So if all
-/// accesses of a slot are ordered by waits in the order that is played, they are in every other
-/// order. A rank is taken to know of another what it waited for itself, not what a third one told
-/// it.
+/// Each signal is given by one rank, so its k-th give is always at the same instruction. Therefore,
+/// if waits order all accesses of a slot in the order that is played, they do so in every other
+/// order. A rank is assumed to know only what it has waited for itself, not what follows from waits
+/// of a third rank.
 class CheckState {
  public:
   [[gnu::cold]] explicit CheckState(Program const& checked)
@@ -35,7 +36,7 @@ class CheckState {
 
   Program const& program;
   std::size_t const units;  // microbatches, or their slices
-  int rank = 0;             // of the instruction at hand
+  int rank = 0;             // rank of the current instruction
   std::size_t index = 0;
   Instruction const* in = nullptr;
 
@@ -56,7 +57,7 @@ class CheckState {
           "report this");
   }
 
-  /// Instructions that the rank has ended after the one at hand.
+  /// How many instructions the rank has ended after the current one.
   [[nodiscard]] std::uint32_t now() const { return static_cast<std::uint32_t>(index) + 1; }
   /// Whether the rank knows that another has ended so many instructions.
   [[nodiscard]] bool knows(int other, std::uint32_t instructions) const {
@@ -65,7 +66,7 @@ class CheckState {
   [[nodiscard]] std::uint32_t given(std::size_t signal) const { return given_[signal]; }
   [[nodiscard]] std::uint32_t awaited(std::size_t signal) const { return awaited_[signal]; }
 
-  /// Before anything is played: counts how often signals will be given.
+  /// Called before the program is played: counts how often signals will be given.
   void count_gives(Instruction const& instruction) {
     for (unsigned g = 0; g < instruction.signal_count; ++g)
       ++first_give_[instruction.signal[g] + 1];
@@ -75,7 +76,7 @@ class CheckState {
     give_at_ = FixedArray<std::uint32_t>(first_give_[given_.size()]);
   }
 
-  /// The rank knows of others what it has waited for.
+  /// Records what the rank knows after its waits.
   [[gnu::cold]] void note_waits(std::span<Wait const> waits) {
     for (Wait const& wait : waits) {
       std::size_t const s = wait.signal;
@@ -100,8 +101,8 @@ class CheckState {
   }
 
  private:
-  /// A server tells a worker of the snapshots that it asks for alone, and it asks for those that
-  /// its pulls take: waiting for any other would never end.
+  /// Requires that the rank waits for a snapshot that one of its pulls takes: the worker asks only
+  /// for these, so waiting for another one would never end.
   void require_own_snapshot(Wait wait) const {
     if (!exchanges(in->op) || wait.signal != program.outside_signal(in->cell) ||
         wait.count != program.answers_for(*in))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The part of the check that knows which weights lie in which slot.
+/// @file   The check of weight versions: which version is in which slot.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace stagger::detail {
 
-/// Which version of its weights each cell holds in each slot, in a run without a flush; and with a
-/// parameter server which changes.
+/// The version of its weights that each cell holds in each slot in a run without a flush, and with
+/// a parameter server the changes.
 class VersionCheck {
  public:
   [[gnu::cold]] VersionCheck(CheckState const& state, StalenessModel const& staleness)
@@ -60,7 +60,7 @@ class VersionCheck {
                      wanted.rounds});
   }
 
-  /// A gradient that is added up for the next update.
+  /// Checks a gradient that is added up for the next update.
   void add(Instruction const& in) const {
     if (cells_.size() != 0 && static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
       state_.refuse({"adds to the gradients of another minibatch"});
@@ -125,7 +125,7 @@ class VersionCheck {
     to = {.updates = std::min(pushes * per_push_, state_.program.updates), .rounds = rounds};
   }
 
-  /// After all instructions.
+  /// Called after all instructions.
   [[gnu::cold]] void require_last(std::size_t c) const {
     if (cells_.size() == 0) {
       bool const exchanges = state_.program.training && state_.program.exchanges();
@@ -144,9 +144,9 @@ class VersionCheck {
 
  private:
   static constexpr int none = -1;
-  /// A version, or a change.
+  /// A version of the weights, or a change.
   struct Held {
-    int updates = none;  // own ones that a version contains
+    int updates = none;  // own updates that a version contains
     int rounds = 0;      // pushes of every worker that it contains
     int change = none;
   };
@@ -155,10 +155,10 @@ class VersionCheck {
     List<Held> wanted;  // [microbatches] version that each is to see
     int made = 0;       // updates, or changes
     int pushes = 0;
-    int rounds = 0;  // that the last forward was to see
+    int rounds = 0;  // rounds that the last forward must have seen
   };
   enum Exchanged : std::uint8_t { none_yet, read_once, pushed, pulled };
-  /// At the end of a step: a push, then a pull.
+  /// Checks that there is one push, then one pull, at the end of a step.
   void exchange_once(Instruction const& in) {
     auto& done = exchanged_[in.cell];
     if (!state_.program.exchanges() || (in.op == Op::push ? done >= pushed : done != pushed))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which slot each message uses, fixed before anything runs.
+/// @file   The slot of each message, fixed before anything runs.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace stagger::detail {
 
 inline constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
 
-/// Positions, in a rank's row, of what happens to one value of each microbatch; nowhere for those
-/// that another rank takes.
+/// [microbatches] Positions in a rank's row of an event of each microbatch; `nowhere` for
+/// microbatches of other ranks.
 using Positions = List<std::uint32_t>;
 
 /// Largest number of microbatches whose value lives at once: written at `from`, last read at `to`,
@@ -46,7 +46,7 @@ using Positions = List<std::uint32_t>;
   return result;
 }
 
-/// The values that pass over one edge, or that a rank keeps for itself, one per microbatch.
+/// The values that pass over one edge, or that a rank keeps for itself, one for each microbatch.
 ///
 /// They are numbered in the producer's order. Slots are reused in the consumer's order of release:
 /// of n slots, message k takes the one that the (k - n)-th release freed. So a schedule may release
@@ -55,12 +55,11 @@ struct Messages {
   std::uint32_t slots = 0;
   List<std::uint16_t> slot;             ///< [microbatches]
   List<std::uint32_t> number;           ///< [microbatches] in the producer's order
-  List<std::uint32_t> releases_needed;  ///< [microbatches] before it may be written
+  List<std::uint32_t> releases_needed;  ///< [microbatches] how many releases must precede the write
   Positions release;                    ///< [releases] position in the consumer's row
 
   Messages() = default;
-  /// Fixes slots for at least `wanted` of them; takes more where the orders of producer and
-  /// consumer demand it.
+  /// Assigns slots: at least `wanted`, and more if the orders of producer and consumer need them.
   /// @param produced  [microbatches] positions in the producer's row
   /// @param last_use  [microbatches] positions in the consumer's row
   [[gnu::cold]] Messages(Positions const& produced, std::size_t producer_length,
@@ -78,7 +77,7 @@ struct Messages {
       release[k] = last_use[releases[k]];
     }
     slots = std::min(wanted, count);
-    for (std::uint32_t k = 0; k < count; ++k)  // what is released k-th must have a slot by then
+    for (std::uint32_t k = 0; k < count; ++k)  // the one released k-th must have a slot by then
       if (number[releases[k]] > k) slots = std::max(slots, number[releases[k]] - k + 1);
     for (std::uint32_t k = 0; k < count; ++k) {
       bool const first_use = k < slots;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How many slots messages need where every F, I and W takes the same time.
+/// @file   How many slots messages need if every F, I and W takes the same time.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,7 +24,7 @@ struct RankTimes {
 
 /// Plays a program on ranks that are all equally fast: F, I and W take one unit each, B two,
 /// messages none; no rank waits for a free slot.
-/// @return [ranks]; none where ranks wait for each other for ever
+/// @return [ranks]; empty if the ranks deadlock
 /// @complexity linear in the number of instructions and waits
 [[nodiscard]] [[gnu::cold]] inline FixedArray<RankTimes> unit_times(Program const& program) {
   List<std::uint32_t> now(program.ranks.size());
@@ -47,7 +47,8 @@ struct RankTimes {
   return times;
 }
 
-/// Slots that messages use at once: each from the start of what writes it to its release.
+/// How many slots messages use at the same time, each from the start of the action that writes it
+/// to its release.
 /// @param written   [microbatches] positions in the producer's row
 /// @param writes    [positions] start of each
 /// @param released  [microbatches] positions in the consumer's row
@@ -67,8 +68,8 @@ struct RankTimes {
   return static_cast<std::uint32_t>(most);
 }
 
-/// Slots with which no rank waits for a free one where all are equally fast.
-/// @return as SlotCounts::minimum
+/// The number of slots with which no rank waits for a free one if all ranks are equally fast.
+/// @return in the form of SlotCounts::minimum
 [[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> slot_demand(Program const& program,
                                                                    Dataflow const& flow) {
   List<std::uint32_t> slots(flow.cells.size() * 2);

@@ -15,15 +15,16 @@
 
 namespace stagger::detail {
 
-/// How many slots messages get beyond those that their receiver occupies.
+/// How many slots messages get.
 struct SlotCounts {
-  List<std::uint32_t> spare;    // see `index`
-  List<std::uint32_t> minimum;  // likewise, in all
+  List<std::uint32_t> spare;    // slots beyond those that the receiver occupies; see `index`
+  List<std::uint32_t> minimum;  // least total number of slots; see `index`
   SlotCounts(std::size_t cells, std::optional<std::uint32_t> spare_slots)
       : spare(2 * cells, spare_slots.value_or(1)), minimum(2 * cells) {}
 
-  /// Of cell c: 2 c for its x, or for its dx where others gather that; 2 c + 1 for dy, or y.
-  /// Replicas have the count of the first of them: one slot number names the values of all.
+  /// The index for cell c: 2 c for its x, or for its dx if other cells gather that; 2 c + 1 for dy,
+  /// or y. Replicas use the count of the first of them, since one slot number stands for the values
+  /// of all.
   [[nodiscard]] static std::size_t index(Dataflow const& flow, DirectedEdge const& e) {
     if (!e.by_rows) return 2 * e.receiver + (e.forward ? 0 : 1);
     auto const replica = static_cast<std::size_t>(flow.cells[e.sender].replica);
@@ -34,7 +35,7 @@ struct SlotCounts {
 
 struct SlotPlan {
   FixedArray<Messages> x, dy, kept, inner;  // [cells]
-  FixedArray<Messages> y, dx;               // [cells] of those that others gather from; else none
+  FixedArray<Messages> y, dx;               // [cells] only of cells from which others gather
 
   [[nodiscard]] Messages& of(DirectedEdge const& e) {
     return e.by_rows ? (e.forward ? y : dx)[e.sender] : (e.forward ? x : dy)[e.receiver];
@@ -81,8 +82,8 @@ struct SlotPlan {
   return plan;
 }
 
-/// Adds a slot for the messages whose sender waits for a signal.
-/// @return whether the signal says that a slot is free, and more of them can help
+/// Adds a slot for the messages whose sender waits for the given signal.
+/// @return whether the signal says that a slot is free, so that another slot can help
 [[gnu::cold]] inline bool add_slot(Dataflow const& flow, SlotCounts& counts, std::uint32_t signal) {
   for (auto const& edges : flow.sent)
     for (DirectedEdge const& e : edges)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The pass that writes the instructions: operands, waits and signals, no wait too many.
+/// @file   The pass that writes the instructions, with operands, signals, and only the waits that
+///         are needed.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +21,7 @@
 
 namespace stagger::detail {
 
-/// Adds the cells, with as many slots as the values have.
+/// Adds the cells with their numbers of slots.
 [[gnu::cold]] inline void add_cells(Program& program, Dataflow const& flow, SlotPlan const& plan,
                                     FixedArray<Versions> const& versions, bool recompute) {
   program.cells = flow.cells;
@@ -38,9 +39,9 @@ namespace stagger::detail {
   }
 }
 
-/// Says of each signal who gives it and who waits for it.
+/// Sets the sender and the receiver of each signal.
 /// @throws Error  bad_schedule for more signals than a program can number
-/// @param exchanges  whether a server tells each cell of rounds
+/// @param exchanges  whether a server gives each cell a signal for rounds
 [[gnu::cold]] inline void name_signals(Program& program, Dataflow const& flow, bool exchanges) {
   std::size_t const ranks = flow.parts.size();
   std::uint32_t const handed_in = flow.handed_in();
@@ -137,8 +138,8 @@ class InstructionWriter {
   // action. It knows how far another has come: as far as the sender of the last signal it waited
   // for. Signals are given in program order, so a slot that was freed before that needs no wait.
 
-  /// Waits for the message of a unit. It may still be on its way when its sender is known to have
-  /// gone on: only a later message over the same edge replaces it.
+  /// Waits for the message of a unit. It may still be in transit when its sender is known to have
+  /// gone on, so only the wait for a later message over the same edge implies it.
   void await_message(RankProgram& rank, Instruction& in, DirectedEdge const& e) {
     auto& known = known_[flow_.cells[e.sender].rank];
     known = std::max(known, 2 * flow_.made(e)[in.microbatch] + 2);
@@ -148,8 +149,8 @@ class InstructionWriter {
     rank.add_wait(in, full_signal(e), number + 1);
   }
 
-  /// Waits until the receivers of what the instruction makes have freed its slot. Those who gather
-  /// rows do so before their action.
+  /// Waits until the receivers of the instruction's result have freed its slot. Receivers that
+  /// gather rows do so before their action.
   void await_slots(RankProgram& rank, Instruction& in, bool forward, bool by_rows) {
     for (DirectedEdge const& e : flow_.sent[in.cell]) {
       if (e.forward != forward || e.by_rows != by_rows || !flow_.crosses(e)) continue;
@@ -208,7 +209,8 @@ class InstructionWriter {
     if (forward && cell.gathers_gradient) in.y = plan_.y[c].slot[in.microbatch];
     if (flow_.training && cell.gathers_input && cell.depth != 0)
       in.dx = plan_.dx[c].slot[in.microbatch];
-    // Free slots are told first: a rank that then waits for the message knows of them as well.
+    // Signals for free slots are given first, so that a rank which waits for the message also knows
+    // about the slots.
     gives_.clear();
     if (flow_.training ? schedule::ends_flight(action.kind) : forward)
       for (DirectedEdge const& e : flow_.received[c])
@@ -278,9 +280,9 @@ class InstructionWriter {
   FixedArray<Versions> const& versions_;
   bool recompute_;
   UpdateWriter updates_;
-  List<std::uint32_t> known_;    // [ranks] parts of positions that the rank at hand knows are done
-  List<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
-  List<std::uint16_t> gives_;    // of the instruction at hand
+  List<std::uint32_t> known_;    // [ranks] parts of positions that the rank knows to be done
+  List<std::uint32_t> awaited_;  // [signals] the highest count that any rank waits for
+  List<std::uint16_t> gives_;    // signals of the current instruction
 };
 
 }  // namespace stagger::detail

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Instructions that change weights: updates, and what passes to and from a parameter
-///         server.
+/// @file   The instructions that change weights: updates, and the exchange with a parameter server.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +13,7 @@
 
 namespace stagger::detail {
 
-/// Writes, for each cell, what belongs before or after the instruction of an action.
+/// Writes, for each cell, the instructions before and after an action that change its weights.
 class UpdateWriter {
  public:
   /// @param versions   [cells] of their weights; none: all stages update together, at the end
@@ -31,7 +30,7 @@ class UpdateWriter {
         awaited_(flow.cells.size()) {}
 
   [[nodiscard]] int push_minibatches() const noexcept { return push_minibatches_; }
-  /// Whether answers may come in the step after.
+  /// Whether answers may arrive in the next step.
   [[nodiscard]] bool late() const noexcept { return late_; }
 
   /// The update that follows the action at `position`, if there is one.
@@ -57,7 +56,7 @@ class UpdateWriter {
     rank.code.push_back(push);
   }
 
-  /// What makes the weights that the forward of a unit sees first.
+  /// Adds the pulls that make the weights which the forward of a unit is the first to see.
   [[gnu::cold]] void add_pulls(RankProgram& rank, std::size_t c, std::uint32_t unit) {
     auto const& pulls = versions_[c].pulls;
     for (; pulls_made_[c] < pulls.size() && pulls[pulls_made_[c]].microbatch == unit;
@@ -80,7 +79,7 @@ class UpdateWriter {
     }
   }
 
-  /// Before the first forward of a step: what has come of what is late.
+  /// Adds a pull before the first forward of a step, for late values that have arrived.
   [[gnu::cold]] void add_correction(RankProgram& rank, std::size_t c) {
     if (!immediate_ || pulls_made_[c]++ != 0) return;
     Instruction pull;
@@ -90,7 +89,7 @@ class UpdateWriter {
     rank.code.push_back(pull);
   }
 
-  /// After the update of a step: gradients go to the server, and weights come back.
+  /// Adds a push and a pull after the update of a step.
   [[gnu::cold]] void add_exchange(RankProgram& rank, int self) {
     for (Op const op : {Op::push, Op::pull})
       for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
@@ -107,7 +106,7 @@ class UpdateWriter {
   }
 
  private:
-  /// As Program::answers_for, of a step.
+  /// Program::answers_for of a step.
   [[nodiscard]] std::uint32_t answers_for(Instruction const& in) const {
     return (in.op == Op::pull ? 1U : 0U) + (late_ ? 1U : 0U);
   }
@@ -121,9 +120,9 @@ class UpdateWriter {
   int push_minibatches_;
   bool late_;
   bool immediate_;
-  List<std::uint32_t> updates_made_;  // [cells] by the code written so far
+  List<std::uint32_t> updates_made_;  // [cells] in the instructions written so far
   List<std::uint32_t> pulls_made_;    // likewise
-  List<std::uint32_t> awaited_;       // [cells] rounds that the server has been waited for
+  List<std::uint32_t> awaited_;       // [cells] rounds of the last wait for the server
 };
 
 }  // namespace stagger::detail
