@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training whose layers groups of ranks share: what is saved of it, what members agree on.
+#include <stagger/train/checkpoint.hpp>
+
+#include "catch.hpp"
+
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping/bucket.hpp>
+#include <stagger/collective/grouping/greedy.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
+#include <stagger/collective/grouping/single.hpp>
+
+#include "../temporary_folder.hpp"
+#include "engine/split_model.hpp"
+
+using namespace split_model;
+
+namespace {
+
+std::vector<char> file_of(sg::Checkpoints const& checkpoints, std::int64_t step) {
+  std::ifstream file(checkpoints.path(step), std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+sg::CheckpointState at(std::int64_t step) { return {step, 7, "five linear layers", ""}; }
+
+/// One with AdamW, which keeps two states of each parameter.
+template <class Device> auto adam_pipeline(Device device, Case const& of) {
+  sg::Options options = of.options;
+  options.seed = 7;
+  std::vector<int> counts = of.counts;
+  if (counts.empty()) counts.assign(of.cuts.size() + 1, of.members * of.groups);
+  options.replicas = sg::Replicas::even(counts.data(), counts.size());
+  return sg::Pipeline{model<double>(of.pattern)}.with(
+      sg::partition::LayerSplit<>{of.members, {of.cuts}, of.threshold, of.pairs}, of.schedule,
+      sg::loss::MeanSquaredError<double>{}, sg::optimizer::AdamW{.rate = 0.01}, std::move(device),
+      options);
+}
+
+template <class Train> void train_for(Train& train, int from, int to) {
+  for (int step = from; step < to; ++step) sg::run(train.step(batch<double>(step, 2, 17)));
+}
+
+}  // namespace
+
+TEST_CASE("train/groups: a checkpoint of one group size is read with any other, states included",
+          "[train]") {
+  Case const two{.members = 2, .groups = 2};
+  Case const none{.members = 1, .groups = 3};
+  std::vector<Case> const others{{.members = 4},
+                                 {.members = 3, .groups = 2, .pairs = true},
+                                 none,
+                                 {.pattern = 6, .members = 2, .cuts = {3}, .counts = {3, 2}}};
+  auto written = adam_pipeline(sg::host::Threads{1}, two);
+  train_for(written, 0, 3);
+  TemporaryFolder const folder;
+  sg::Checkpoints const checkpoints(folder.path());
+  checkpoints.write(at(3), written);
+  auto const file = file_of(checkpoints, 3);
+  train_for(written, 3, 5);
+  for (Case const& of : others) {
+    CAPTURE(of.members, of.groups, of.pairs);
+    auto read = adam_pipeline(sg::host::Threads{2}, of);
+    train_for(read, 7, 8);  // something else
+    auto const found = checkpoints.restore("five linear layers", read);
+    CHECK(found.state.step == 3);
+    CHECK(found.warnings.empty());
+    read.resume(found.state.step);
+    TemporaryFolder const again;
+    sg::Checkpoints const copy(again.path());
+    copy.write(at(3), read);
+    CHECK(file_of(copy, 3) == file);
+    train_for(read, 3, 5);
+    CHECK(difference<double>(read, written) < 1e-11);
+  }
+}
+
+TEST_CASE("train/groups: a checkpoint read by the same groups goes on with the same bits",
+          "[train]") {
+  Case const of{.members = 3, .groups = 2, .pairs = true};
+  auto written = adam_pipeline(sg::host::Threads{1}, of);
+  train_for(written, 0, 2);
+  TemporaryFolder const folder;
+  sg::Checkpoints const checkpoints(folder.path());
+  checkpoints.write(at(2), written);
+  auto read = adam_pipeline(sg::host::Threads{2}, of);
+  read.resume(checkpoints.restore("five linear layers", read).state.step);
+  for (int step = 2; step < 5; ++step) {
+    train_for(written, step, step + 1);
+    train_for(read, step, step + 1);
+    CHECK(bits(read) == bits(written));
+  }
+}
+
+TEST_CASE("train/groups: a checkpoint that is damaged or of another model changes nothing",
+          "[train]") {
+  Case const of{.members = 2};
+  auto train = adam_pipeline(sg::host::Threads{1}, of);
+  train_for(train, 0, 1);
+  TemporaryFolder const folder;
+  sg::Checkpoints const checkpoints(folder.path());
+  checkpoints.write(at(1), train);
+  train_for(train, 1, 2);
+  auto const before = bits(train);
+  auto const refused = [&](auto& by) -> std::string {
+    try {
+      static_cast<void>(checkpoints.restore("five linear layers", by));
+    } catch (sg::Error const& error) {
+      return error.what();
+    }
+    return "";
+  };
+  auto narrow =
+      sg::Pipeline{sg::Sequential{Linear<double>{inputs, 7, 1, false}, Linear<double>{7, 10, 2}}}
+          .with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+                sg::loss::MeanSquaredError<double>{}, sg::optimizer::AdamW{},
+                sg::Options{.replicas = {2}});
+  CHECK(refused(narrow).find("it has 10 parameters, this model has 4") != std::string::npos);
+  auto other = sg::Pipeline{sg::Sequential{Linear<double>{inputs, 7, 1, false},
+                                           Linear<double>{7, 13, 2}, Squash<double>{},
+                                           Linear<double>{13, 9, 3}, Linear<double>{9, 11, 4},
+                                           Squash<double>{}, Linear<double>{11, outputs, 5}}}
+                   .with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+                         sg::loss::MeanSquaredError<double>{}, sg::optimizer::AdamW{},
+                         sg::Options{.replicas = {2}});
+  auto const untouched = bits(other);
+  CHECK(refused(other).find("parameter '1.weight' has 672 bytes there, here 728") !=
+        std::string::npos);
+  CHECK(bits(other) == untouched);
+
+  auto file = file_of(checkpoints, 1);
+  for (std::size_t const place : {file.size() / 3, file.size() - 100}) {
+    auto damaged = file;
+    damaged[place] = static_cast<char>(damaged[place] ^ 4);
+    std::ofstream(checkpoints.path(1), std::ios::binary)
+        .write(damaged.data(), static_cast<std::streamsize>(damaged.size()));
+    CHECK(refused(train).find(checkpoints.path(1)) != std::string::npos);
+    CHECK(bits(train) == before);
+  }
+  file.resize(file.size() / 2);
+  std::ofstream(checkpoints.path(1), std::ios::binary | std::ios::trunc)
+      .write(file.data(), static_cast<std::streamsize>(file.size()));
+  CHECK(refused(train).find(checkpoints.path(1)) != std::string::npos);
+  CHECK(bits(train) == before);
+}
+
+namespace {
+
+/// @return bits of parameters after some steps with a grouping, and how many sums there were
+template <class Collective>
+std::pair<std::vector<std::byte>, std::size_t> grouped_bits(Collective collective, Case const& of) {
+  sg::Options options = of.options;
+  options.seed = 7;
+  options.record = true;
+  options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
+  auto train = sg::Pipeline{model<double>(of.pattern)}.with(
+      sg::partition::LayerSplit<>{of.members, {of.cuts}, 0, of.pairs}, of.schedule,
+      sg::loss::MeanSquaredError<double>{}, optimizer(), std::move(collective),
+      sg::host::Threads{2}, options);
+  for (int step = 0; step < 5; ++step) sg::run(train.step(batch<double>(step, 3, 17)));
+  std::size_t sums = 0;
+  for (auto const& row : train.reductions().rows) sums += row.size();
+  return {bits(train), sums};
+}
+
+}  // namespace
+
+TEST_CASE("train/groups: every grouping of gradients has the same bits, with clipping", "[train]") {
+  namespace grouping = sg::collective::grouping;
+  using sg::collective::AllReduce;
+  for (bool const clips : {false, true})
+    for (auto const& counts : {std::vector<int>{4}, std::vector<int>{4, 6}}) {
+      Case of{.pattern = clips ? 15U : 8U, .members = 2, .counts = counts};
+      of.pairs = clips;
+      if (counts.size() > 1) of.cuts = {4};
+      if (clips) of.options.clip_norm = 0.05;
+      CAPTURE(clips, counts);
+      auto const [whole, fewest] = grouped_bits(AllReduce<grouping::Single>{}, of);
+      auto const [each, most] = grouped_bits(AllReduce<grouping::Layerwise>{}, of);
+      CHECK(fewest < most);
+      CHECK(each == whole);
+      CHECK(grouped_bits(AllReduce<grouping::Bucket>{grouping::Bucket{300}}, of).first == whole);
+      CHECK(grouped_bits(AllReduce<grouping::Greedy>{.measured_steps = 1}, of).first == whole);
+      CHECK(grouped_bits(AllReduce<>{.measured_steps = 1, .renew_every = 2}, of).first == whole);
+    }
+}
+
+namespace {
+
+/// Passes its input on, and notes which features of which rows it keeps: it drops by row and feature
+/// of the whole.
+struct Dropping {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  static constexpr bool element_wise = true;
+  using Masks = std::map<std::tuple<int, std::size_t, std::size_t>, bool>;
+  Masks* masks;  // by microbatch, row and feature
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    y.resize_like(x);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      std::size_t const row = context.first_row() + i / x.extent(1);
+      std::size_t const feature = context.first_column() + i % x.extent(1);
+      bool const kept = sg::random_bits(context.random_seed(), {row, feature}) % 3 != 0;
+      auto const known = masks->emplace(std::tuple{context.microbatch(), row, feature}, kept);
+      CHECK(known.first->second == kept);
+      y[i] = kept ? x[i] : 0;
+    }
+  }
+  void backward_input(sg::Context&, Input const&, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    dx = dy;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/groups: dropout drops the same features of the same rows, split and unsplit",
+          "[train]") {
+  auto const masks_of = [](int members, int groups) {
+    std::vector<Dropping::Masks> masks(3);
+    auto train =
+        sg::Pipeline{sg::Sequential{Linear<double>{inputs, 7, 1, false}, Dropping{&masks[0]},
+                                    Linear<double>{7, 12, 2}, Dropping{&masks[1]},
+                                    Linear<double>{12, 10, 3, false}, Dropping{&masks[2]}}}
+            .with(sg::partition::LayerSplit{.group = members, .threshold = 0},
+                  sg::loss::MeanSquaredError<double>{}, sg::host::Threads{1},
+                  sg::Options{.seed = 5, .replicas = replicas(1, members * groups)});
+    sg::run(train.step(batch<double>(0, 2, 12)));
+    return masks;
+  };
+  auto const whole = masks_of(1, 1);
+  CHECK(whole[1].size() == (12 + 13) * 12);  // rows of both microbatches, features
+  for (auto const& [members, groups] :
+       std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {4, 1}, {2, 3}})
+    CHECK(masks_of(members, groups) == whole);
+}
+
+namespace {
+
+/// Notes every output that it is asked about, with its gradient.
+struct Watching {
+  using policy_tag = sg::LossTag;
+  using Target = Matrix<double>;
+  std::map<std::vector<double>, int>* seen;  // output, target and loss; how often
+  sg::loss::MeanSquaredError<double> loss{};
+  double terms(Target const& target) const { return loss.terms(target); }
+  double value(sg::Context& context, Matrix<double> const& y, Target const& target) const {
+    return loss.value(context, y, target);
+  }
+  double value_and_gradient(sg::Context& context, Matrix<double> const& y, Target const& target,
+                            double scale, Matrix<double>& dy) const {
+    double const made = loss.value_and_gradient(context, y, target, scale, dy);
+    std::vector<double> all(y.data(), y.data() + y.size());
+    all.insert(all.end(), target.data(), target.data() + target.size());
+    all.push_back(made);
+    ++(*seen)[all];
+    return made;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/groups: all members of a group see the same logits and the same loss", "[train]") {
+  for (unsigned const pattern : {15U, 7U, 5U, 8U})
+    for (int const members : {2, 3, 4})
+      for (bool const pairs : {false, true}) {
+        std::map<std::vector<double>, int> seen;
+        auto train = sg::Pipeline{model<double>(pattern)}.with(
+            sg::partition::LayerSplit<>{members, {}, 0, pairs}, Watching{&seen},
+            sg::host::Threads{1}, sg::Options{.seed = 3, .replicas = replicas(1, 2 * members)});
+        sg::run(train.step(batch<double>(0, 3, 17)));
+        CAPTURE(pattern, members, pairs);
+        CHECK(seen.size() == 2 * 3);  // of each group and microbatch
+        for (auto const& [what, times] : seen) CHECK(times == members);
+      }
+}
+
+TEST_CASE(
+    "train/groups: copies of what is not split have the same bits before and behind each step",
+    "[train]") {
+  for (unsigned const pattern : {1U, 5U, 2U})
+    for (int const members : {2, 4}) {
+      Case of{.pattern = pattern, .members = members, .groups = 2};
+      of.options.clip_norm = 0.05;
+      auto train = adam_pipeline(sg::host::Threads{2}, of);
+      CAPTURE(pattern, members);
+      std::size_t compared = 0;
+      for (int step = 0; step < 4; ++step) {
+        auto const& state = train.machine().model;
+        std::map<int, std::size_t> first;  // of the model's layers
+        for (std::size_t l = 0; l < state.layers.size(); ++l) {
+          auto const& entry = state.grouped->layers[l];
+          if (entry.split) continue;
+          auto const [known, fresh] = first.emplace(entry.number, l);
+          if (fresh) continue;
+          auto const one = state.parameters[known->second].blocks();
+          auto const copy = state.parameters[l].blocks();
+          for (std::size_t b = 0; b < one.size(); ++b) {
+            REQUIRE(one[b].size() == copy[b].size());
+            CHECK(
+                (one[b].empty() || std::memcmp(one[b].data(), copy[b].data(), one[b].size()) == 0));
+            compared += one[b].size();
+          }
+        }
+        train_for(train, step, step + 1);
+      }
+      CHECK(compared > 0);
+    }
+}
