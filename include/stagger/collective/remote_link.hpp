@@ -183,7 +183,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       case newest:
       case answer:
       case last_answer:
-        return layer_of(message).payload_buffer(message, message.stream == stream_.number());
+        return layer_of(message).payload_buffer(message, stream_.is(message));
       case choice:
       case scores:
         return choice_buffer(message);

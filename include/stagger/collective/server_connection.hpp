@@ -158,11 +158,13 @@ class ServerConnection final : public MessageEnd {
         return server_->ask(client_, l, {message.rounds});
       case ask_last:
         return server_->ask(client_, l, {Ask::everything});
-      case push_rest:
-        if (message.number != server_->pushes(client_, l) + 1)
-          refuse_message(message, "is of another push than the next");
+      case push_rest: {
+        std::uint64_t const made = server_->pushes(client_, l);
+        server_->require_active(client_);  // else others' pushes may be counted for it
+        if (message.number != made + 1) refuse_message(message, "is of another push than the next");
         return server_->push(client_, l, received_.data(), false,
                              {sizes_[l] - message.bytes, sizes_[l]});
+      }
       case report:
         return server_->report(client_, std::bit_cast<double>(message.number));
       case ask_choice:

@@ -19,6 +19,7 @@
 
 #include <stagger/engine/setup.hpp>
 #include <stagger/model/optimizer.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
 
 namespace {
 
@@ -29,6 +30,9 @@ using Kind = remote::MessageKind;
 using sg::collective::OnFailure;
 
 constexpr sg::optimizer::Sgd sgd{};
+using Late = sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::GradientNorm,
+                                                  sg::staleness::overlapped::FirstFit,
+                                                  sg::staleness::overlapped::ShareLate>;
 
 struct Told final : sg::detail::ParameterListener {
   int arrivals = 0;
@@ -47,11 +51,15 @@ struct Told final : sg::detail::ParameterListener {
 struct Server {
   std::shared_ptr<remote::ServerInProcess> in_process;
   remote::RemoteRules rules{};
-  explicit Server(OnFailure on_failure)
+  Late model{.budget = {0.5}};  // where layers may be late
+  explicit Server(OnFailure on_failure, bool late = false)
       : in_process(std::make_shared<remote::ServerInProcess>(
             sg::collective::ServerOptions{.workers = 2, .on_failure = on_failure})) {
     rules.optimizer = sg::detail::optimizer_call<false>(sgd);
     rules.model_bytes = 1U << 16U;
+    if (!late) return;
+    rules.late = sg::detail::late_calls_of<Late>;
+    rules.late_policy = &model;
   }
 };
 
@@ -70,7 +78,16 @@ struct Wire {
     deliver(to, message, payload);
     return true;
   }
+  /// What the server has to say is under way from now on.
+  void dispatch() {
+    Message message;
+    std::span<std::byte const> payload;
+    while (connection.next(message, payload))
+      under_way.emplace_back(message, std::vector<std::byte>(payload.begin(), payload.end()));
+  }
   void carry_all() {
+    for (auto const& [message, payload] : std::exchange(under_way, {}))
+      deliver(*worker, message, payload);
     while (worker != nullptr && (carry(*worker, connection) || carry(connection, *worker))) {
     }
   }
@@ -93,6 +110,7 @@ struct Wire {
   Nowhere nowhere;
   remote::ServerConnection connection;
   std::vector<Kind> said{};
+  std::vector<std::pair<Message, std::vector<std::byte>>> under_way{};
 };
 
 /// A worker with a layer of one number.
@@ -136,6 +154,9 @@ struct Worker {
     bytes.resize(model[0].bytes_of_values());
     sg::detail::WorkerRules rules;
     rules.optimizer = sg::detail::optimizer_call<true>(sgd);
+    rules.late = server.rules.late;
+    rules.late_policy = server.rules.late_policy;
+    if (rules.late != nullptr) rules.pushes = sg::staleness::Pushes::gradients;
     link.join(model, rules, told);
   }
   Worker(Worker const&) = delete;
@@ -261,4 +282,34 @@ TEST_CASE("collective/RemoteLink: takes no answer to another question", "[collec
   message = {.kind = Kind::answer, .stream = 1, .rounds = 2, .bytes = a.bytes.size()};
   answer();
   CHECK(a.told.arrivals == 1);
+}
+
+TEST_CASE("collective/RemoteLink: a part of a push that comes behind a failure is dropped",
+          "[collective]") {
+  Server server(OnFailure::fail_fast, true);
+  Worker a(server, 0);
+  Worker b(server, 1);
+  a.begin_and_read();
+  b.begin_and_read();
+  b.push(2);
+  b.wire->carry_all();
+  a.link.push_part(0, a.bytes.data(), {8, a.bytes.size()});
+  b.wire->lose();  // all have made one push now
+  CHECK_NOTHROW(a.wire->carry_all());
+  CHECK(a.told.failure.find("worker 1 has failed") == 0);
+  a.begin_and_read();
+}
+
+TEST_CASE("collective/RemoteLink: a part of weights may come when their stream has ended",
+          "[collective]") {
+  Server server(OnFailure::fail_fast, true);
+  Worker a(server, 0);
+  a.begin_and_read();
+  a.link.ask_part(0, 0, {8, a.bytes.size()});
+  REQUIRE(a.wire->carry(*a.wire->worker, a.wire->connection));
+  a.wire->dispatch();
+  REQUIRE(a.wire->under_way.size() == 1);
+  a.link.end(std::make_exception_ptr(sg::Error(sg::Errc::io, "out of ink")));
+  CHECK_NOTHROW(a.link.read(0, a.bytes.data()));
+  CHECK(a.told.arrivals == 0);
 }
