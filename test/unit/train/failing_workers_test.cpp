@@ -18,6 +18,7 @@
 
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 
@@ -49,47 +50,92 @@ struct Fragile : Layer {
   }
 };
 
-/// A link whose first stream is lost when its worker asks for weights, or while it reads them.
-class LostOnce final : public sg::detail::ParameterLink {
+/// The link of worker 0, which does what that of a server in this process does.
+class Forwarding : public sg::detail::ParameterLink {
  public:
-  LostOnce(ParameterServer const& server, bool reading)
-      : own_(server.worker(0).link()), reading_(reading) {}
+  using Bytes = sg::detail::ByteRange;
+  explicit Forwarding(ParameterServer const& server) : own_(server.worker(0).link()) {}
   void join(std::span<sg::detail::LayerParameters const> layers,
             sg::detail::WorkerRules const& rules,
             sg::detail::ParameterListener& listener) override {
+    listener_ = &listener;
     own_->join(layers, rules, listener);
   }
   void leave() noexcept override { own_->leave(); }
   void begin() override { own_->begin(); }
-  void read(std::size_t l, std::byte* values) override {
-    if (reading_) lose();
-    own_->read(l, values);
-  }
+  void read(std::size_t l, std::byte* values) override { own_->read(l, values); }
   void push(std::size_t l, std::byte const* values, bool last) override {
     own_->push(l, values, last);
   }
-  void ask(std::size_t l, std::uint32_t rounds) override {
-    lose();
-    own_->ask(l, rounds);
+  void push_part(std::size_t l, std::byte const* values, Bytes part) override {
+    own_->push_part(l, values, part);
   }
+  void ask_part(std::size_t l, std::uint32_t rounds, Bytes part) override {
+    own_->ask_part(l, rounds, part);
+  }
+  void take_part(std::size_t l, std::uint32_t rounds, std::byte* values, Bytes part) override {
+    own_->take_part(l, rounds, values, part);
+  }
+  void report(double loss) override { own_->report(loss); }
+  void ask_late(std::uint32_t step) override { own_->ask_late(step); }
+  void ask(std::size_t l, std::uint32_t rounds) override { own_->ask(l, rounds); }
   void ask_last(std::size_t l) override { own_->ask_last(l); }
   sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
     return own_->take(l, rounds, values);
   }
   void take_last(std::size_t l, std::byte* values) override { own_->take_last(l, values); }
+  void end(std::exception_ptr why) noexcept override { own_->end(why); }
+  [[nodiscard]] std::string waits_for() const override { return own_->waits_for(); }
+
+ protected:
+  sg::detail::ParameterListener* listener_ = nullptr;
+
+ private:
+  std::shared_ptr<sg::detail::ParameterLink> own_;
+};
+
+/// Its first stream is lost when the worker asks for weights, or while it reads them.
+class LostOnce final : public Forwarding {
+ public:
+  LostOnce(ParameterServer const& server, bool reading) : Forwarding(server), reading_(reading) {}
+  void read(std::size_t l, std::byte* values) override {
+    if (reading_) lose();
+    Forwarding::read(l, values);
+  }
+  void ask(std::size_t l, std::uint32_t rounds) override {
+    lose();
+    Forwarding::ask(l, rounds);
+  }
   void end(std::exception_ptr why) noexcept override {
     lost_ = false;
-    own_->end(why);
+    Forwarding::end(why);
   }
-  [[nodiscard]] std::string waits_for() const override { return own_->waits_for(); }
 
  private:
   void lose() const {
     if (lost_) throw sg::Error(sg::Errc::peer_failed, "the link is lost");
   }
-  std::shared_ptr<sg::detail::ParameterLink> own_;
   bool reading_;
   bool lost_ = true;  // until the stream ends
+};
+
+/// In a stream that fails after two steps, the last that the worker hears is that all layers are late.
+class ToldInTheEnd final : public Forwarding {
+ public:
+  using Forwarding::Forwarding;
+  void end(std::exception_ptr why) noexcept override {
+    std::byte const all{0x0f};
+    if (why) listener_->late_layers(2, {.bitmap = std::span(&all, 1)});
+    Forwarding::end(why);
+  }
+};
+
+/// A server whose worker has a link of the test.
+struct Through {
+  std::shared_ptr<sg::detail::ParameterLink> link;
+  [[nodiscard]] sg::collective::ServerWorker worker(int) const {
+    return sg::collective::ServerWorker(link);
+  }
 };
 
 /// Workers that take steps in virtual time, where all begin a step before any goes on with it.
@@ -219,16 +265,36 @@ TEST_CASE("train/OnFailure: a stream that fails while it begins ends, so that th
   static_cast<void>(run(expected.stream(batch)));
   for (bool const reading : {false, true}) {
     CAPTURE(reading);
-    struct Losing {
-      std::shared_ptr<LostOnce> link;
-      [[nodiscard]] sg::collective::ServerWorker worker(int) const {
-        return sg::collective::ServerWorker(link);
-      }
-    };
     ParameterServer const server({.workers = 1});
-    auto train = make(waves, Losing{std::make_shared<LostOnce>(server, reading)}, 0, {2}, 2, sgd);
+    auto train = make(waves, Through{std::make_shared<LostOnce>(server, reading)}, 0, {2}, 2, sgd);
     REQUIRE_THROWS_WITH(run(train.stream(batch)), "the link is lost");
     static_cast<void>(run(train.stream(batch)));
     CHECK(weights(train) == weights(expected));
   }
+}
+
+TEST_CASE("train/OnFailure: what is late in a stream that fails is not late in the next one",
+          "[train]") {
+  namespace osp = sg::staleness::overlapped;
+  using Model = sg::staleness::OverlappedSynchronous<osp::GradientNorm, osp::FirstFit,
+                                                     osp::ShareLate, osp::NoPrediction>;
+  auto const batch = data(2);
+  auto const trained = [&](auto const& through) {
+    Fragile last(3);
+    auto const fails = last.fails;
+    auto train = sg::Pipeline{sg::Sequential{Layer(0), Layer(1), Layer(2), std::move(last)}}.with(
+        sg::partition::Cuts{{2}}, Model{.budget = {0.3}}, through.worker(0), Loss{}, sgd,
+        sg::host::Threads{2});
+    for (int step = 0; step < 5; ++step) {
+      fails->store(step == 2);
+      if (step == 2)
+        REQUIRE_THROWS_WITH(run(train.step(batch)), "out of ink");
+      else
+        static_cast<void>(run(train.step(batch)));
+    }
+    return weights(train);
+  };
+  ParameterServer const plain({.workers = 1});
+  ParameterServer const server({.workers = 1});
+  CHECK(trained(Through{std::make_shared<ToldInTheEnd>(server)}) == trained(plain));
 }

@@ -193,8 +193,8 @@ class OverlappedExchange final : public ServerExchange {
   }
 
   [[gnu::cold]] void close(std::exception_ptr const& why) {
-    for (Layer& layer : layers_) layer.late = {};
     ServerExchange::close(why);
+    for (Layer& layer : layers_) layer.late = {};  // of which nobody tells any more
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
