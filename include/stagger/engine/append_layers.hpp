@@ -128,13 +128,14 @@ template <class L> constexpr LayerOps make_layer_ops() {
   constexpr bool splits = !HasBackward<L> || HasBackwardWeight<L> || !HasParameters<L>;
   if constexpr (HasBackwardInput<L> && splits) ops.backward_input = &Functions::backward_input;
   if constexpr (HasBackwardWeight<L>) ops.backward_weight = &Functions::backward_weight;
-  if constexpr (SplittableLayer<L> || ElementWiseLayer<L>) ops.split = &split_ops<L>;
+  if constexpr (SplittableLayer<L> || ElementWiseLayer<L> || DividedLayer<L>)
+    ops.split = &split_ops<L>;
   return ops;
 }
 
 template <class L> inline constexpr LayerOps layer_ops = make_layer_ops<L>();
 
-template <class T> LayerOps const& ops_of_put_together() { return layer_ops<PutTogether<T>>; }
+template <class L> LayerOps const& ops_of() { return layer_ops<L>; }
 
 // Not a template, so that it is compiled once for all types of layers.
 [[gnu::cold]] [[gnu::noinline]] inline void append_layer(List<Layer>& layers, void* object,

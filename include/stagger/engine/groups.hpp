@@ -41,7 +41,8 @@ class GroupDivision {
 
   [[gnu::cold]] std::shared_ptr<Grouped const> make() {
     std::vector<partition::LayerFeatures> features;
-    for (Layer const& layer : layers_) features.push_back(features_of_layer(layer));
+    for (std::size_t l = 0; l < layers_.size(); ++l) add_whole(l);
+    for (Layer const& layer : whole_) features.push_back(features_of_layer(layer));
     GroupChoice const& choice = setup_.groups;
     plan_ = partition::plan_split(features, {choice.members, choice.threshold, choice.pairs});
     if (!plan_.splits()) return nullptr;
@@ -51,7 +52,7 @@ class GroupDivision {
     model_->table_stages = static_cast<int>(setup_.cuts.size()) + 1;
     model_->model_layers = layers_.size();
     model_->divided.members = choice.members;
-    for (std::size_t first = 0; first < layers_.size();) first = add_section(first);
+    for (std::size_t first = 0; first < whole_.size();) first = add_section(first);
     if (plan_.end != partition::Cut::none) add_end();
     model_->divided.stages = static_cast<int>(model_->table_stage.size());
     layers_ = std::move(made_);
@@ -67,20 +68,42 @@ class GroupDivision {
     features.by_inputs = ops->by_inputs;
     if (ops->inputs != nullptr) features.inputs = ops->inputs(layer.object());
     if (ops->outputs != nullptr) features.outputs = ops->outputs(layer.object());
+    if (ops->hidden != nullptr) {
+      features.hidden = ops->hidden(layer.object());
+      features.operations = ops->operations(layer.object());
+    }
     return features;
+  }
+
+  /// The layer, or the two that groups take it as.
+  [[gnu::cold]] void add_whole(std::size_t l) {
+    Layer const& layer = layers_[l];
+    SplitOps const* const ops = layer.ops().split;
+    if (ops == nullptr || ops->divide == nullptr) {
+      whole_.push_back(Layer(layer));
+      of_model_.push_back({static_cast<int>(l), true, true});
+      return;
+    }
+    void* made[2];
+    LayerOps const* made_ops[2];
+    ops->divide(layer.object(), made, made_ops);
+    for (int i : {0, 1}) {
+      whole_.push_back(Layer(made[i], *made_ops[i]));
+      of_model_.push_back({static_cast<int>(l), i == 0, i == 1});
+    }
   }
 
   [[nodiscard]] bool begins_stage(std::size_t layer) const {
     if (layer == 0) return true;
     for (int const cut : setup_.cuts)
-      if (static_cast<std::size_t>(cut) == layer) return true;
+      if (cut == of_model_[layer].number && of_model_[layer].begins) return true;
     return false;
   }
 
   /// @return the first layer behind it
   [[gnu::cold]] std::size_t add_section(std::size_t first) {
     std::size_t end = first + 1;
-    while (end < layers_.size() && !begins_stage(end) &&
+    while (end < whole_.size() && !begins_stage(end) &&
            plan_.layers[end].cut == partition::Cut::none)
       ++end;
     partition::PlannedLayer const& front = plan_.layers[first];
@@ -93,7 +116,7 @@ class GroupDivision {
     section.opens = begins_stage(first);
     section.takes = front.takes;
     section.gives = back.gives;
-    section.partial = front.by == SplitBy::outputs;
+    section.partial = front.partial();
     section.features = back.features;
     model_->divided.chain.push_back(section);
     model_->stage_at.push_back(table_stage_);
@@ -108,7 +131,7 @@ class GroupDivision {
 
   /// Adds the layer before the loss, which every member has.
   [[gnu::cold]] void add_end() {
-    SplitOps const& ops = *layers_[layers_.size() - 1].ops().split;
+    SplitOps const& ops = *whole_[whole_.size() - 1].ops().split;
     Section section;
     section.table_stage = table_stage_;
     section.stage = static_cast<int>(model_->table_stage.size());
@@ -133,16 +156,17 @@ class GroupDivision {
   [[gnu::cold]] void add_layer(std::size_t l, int member, int members) {
     partition::PlannedLayer const& planned = plan_.layers[l];
     Grouped::Entry entry;
-    entry.number = static_cast<int>(l);
+    entry.number = of_model_[l].number;
     entry.counted = member == 0 || planned.by != SplitBy::nothing;
     entry.split = planned.by != SplitBy::nothing;
     if (planned.takes == partition::Held::columns || entry.split) entry.work = 1.0 / members;
+    if (!of_model_[l].works) entry.work = 0;
     if (planned.takes == partition::Held::columns)
       entry.first_column = features_of(static_cast<std::size_t>(member),
                                        static_cast<std::size_t>(members), planned.arriving)
                                .first;
     model_->layers.push_back(entry);
-    Layer const& whole = layers_[l];
+    Layer const& whole = whole_[l];
     if (planned.by == SplitBy::nothing)
       made_.push_back(Layer(whole));
     else
@@ -150,8 +174,17 @@ class GroupDivision {
           Layer(whole.ops().split->part(whole.object(), member, members, planned.by), whole.ops()));
   }
 
+  /// Which layer of the model it is, or is one of the two of.
+  struct OfModel {
+    int number;
+    bool begins;
+    bool works;  // its time is that of the layer of the model
+  };
+
   Setup const& setup_;
   List<Layer>& layers_;
+  List<Layer> whole_;
+  List<OfModel> of_model_;  // [whole]
   std::shared_ptr<GroupedModel> model_;
   partition::SplitPlan plan_;
   List<Layer> made_;

@@ -16,6 +16,8 @@ enum class SplitBy : std::uint8_t {
   nothing,  ///< each member has all of it
   outputs,  ///< each has some of its output features, which are columns of the output
   inputs,   ///< each has some of its input features; the output is the sum over all members
+  hidden,   ///< each has some of what lies between input and output, such as heads of attention; it
+            ///< takes all input features, and the output is the sum over all members
 };
 
 /// The features of one member of a group: [o d / K, (o + 1) d / K) for member o of K and d
@@ -40,6 +42,32 @@ concept SplittableLayer = requires(L const& layer, int member, SplitBy by) {
   { layer.inputs() } -> std::convertible_to<std::size_t>;
   { layer.outputs() } -> std::convertible_to<std::size_t>;
   { layer.part(member, member, by) } -> std::same_as<L>;
+};
+
+/// A layer that members share by what lies between its input and its output: the hidden features of
+/// an MLP, or heads of attention. It is a SplittableLayer, and is asked for parts by SplitBy::hidden
+/// alone.
+///  - `hidden()`: how many of them there are
+///  - `operations()`: multiplications of its forward, for a row
+///  - `part(member, members, by)`: the layer with those of `features_of(member, members, hidden())`.
+///    It takes all input features and gives terms of the output; its gradient of the input is terms,
+///    too. What is added once, such as the last bias, belongs to member 0.
+template <class L>
+concept HiddenSplittableLayer = SplittableLayer<L> && requires(L const& layer) {
+  { layer.hidden() } -> std::convertible_to<std::size_t>;
+  { layer.operations() } -> std::convertible_to<std::size_t>;
+};
+
+/// A layer that groups take as two: behind one that every member has, such as a normalisation, one
+/// that can be shared. So the gradient of the first is added up over the members before it computes
+/// that of its own parameters.
+///  - `divided()`: a std::pair of layers, which together do what the layer does, with its parameters
+///    in its order. Both count as that layer: they have its number, and its random seeds; the first
+///    does not ask for `Context::first_row()`.
+template <class L>
+concept DividedLayer = requires(L const& layer) {
+  layer.divided().first;
+  layer.divided().second;
 };
 
 /// A layer that processes every feature independently, and so works on any columns of its input:

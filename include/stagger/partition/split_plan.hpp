@@ -25,6 +25,8 @@ struct LayerFeatures {
   std::size_t parameters = 0;  ///< numbers
   std::size_t biases = 0;      ///< those of them that are added only once
   std::size_t values = 0;      ///< numbers of a row of its output; 0: as many as features
+  std::size_t hidden = 0;      ///< what can be shared out between input and output; 0: nothing
+  std::size_t operations = 0;  ///< then its multiplications for a row, forward
 };
 
 /// What decides which layers are split.
@@ -43,6 +45,13 @@ struct SplitRules {
   auto const in = static_cast<double>(inputs);
   auto const out = static_cast<double>(outputs);
   return 3 * in * out / (in + out);
+}
+/// Likewise of any layer: one that is split by what is hidden says how many operations it has.
+[[nodiscard]] constexpr double operations_per_element(LayerFeatures const& layer) noexcept {
+  return layer.hidden == 0
+             ? operations_per_element(layer.inputs, layer.outputs)
+             : 3 * static_cast<double>(layer.operations) /
+                   (static_cast<double>(layer.inputs) + static_cast<double>(layer.outputs));
 }
 
 /// The part of a value between two layers that a member of a group has.
@@ -65,8 +74,7 @@ enum class Cut : std::uint8_t {
 };
 
 /// The exchange between a layer and the next one, or the loss.
-/// @param partial  whether the members' gradients of what is taken are terms, since the next layer
-///                 is split by outputs
+/// @param partial  as of PlannedLayer
 /// @pre            the exchange exists: columns are only taken from columns
 [[nodiscard]] constexpr Cut cut_between(Held given, Held taken, bool partial) noexcept {
   if (taken == Held::rows || taken == Held::columns) return Cut::none;
@@ -90,6 +98,11 @@ struct PlannedLayer {
   Cut cut = Cut::none;       ///< in front of it
   std::size_t arriving = 0;  ///< features of a row there, of all members; 0: unknown
   std::size_t features = 0;  ///< features of a row of the layer's output
+
+  /// Whether the members' gradients of what it takes are terms.
+  [[nodiscard]] constexpr bool partial() const noexcept {
+    return by == SplitBy::outputs || by == SplitBy::hidden;
+  }
 };
 
 /// A chain of layers as a group of `members` ranks runs it.
@@ -133,25 +146,26 @@ struct SplitPlan {
     if (known && features != 0 && layer.inputs != features)
       raise(Errc::mismatch, "layer ", l, " takes ", counted(layer.inputs, "feature"), ", but ",
             features, " arrive; let its inputs() be the outputs() of the layer before it");
-    bool const pays = known && members > 1 &&
-                      operations_per_element(layer.inputs, layer.outputs) > rules.threshold;
+    bool const pays = known && members > 1 && operations_per_element(layer) > rules.threshold;
     PlannedLayer planned;
     planned.arriving = known ? layer.inputs : features;
-    if (pays && rules.pairs && held == Held::columns && layer.by_inputs && layer.inputs >= members)
+    if (pays && layer.hidden != 0)
+      planned.by = layer.hidden >= members ? SplitBy::hidden : SplitBy::nothing;
+    else if (pays && rules.pairs && held == Held::columns && layer.by_inputs &&
+             layer.inputs >= members)
       planned.by = SplitBy::inputs;
     else if (pays && layer.outputs >= members)
       planned.by = SplitBy::outputs;
-    bool const by_outputs = planned.by == SplitBy::outputs;
     if (planned.by == SplitBy::inputs)
       planned.takes = Held::columns;
     else if (held == Held::rows)
-      planned.takes = by_outputs ? Held::whole : Held::rows;
+      planned.takes = planned.partial() ? Held::whole : Held::rows;
     else
       planned.takes = layer.element_wise && held == Held::columns ? held : Held::whole;
-    if (l != 0) planned.cut = cut_between(held, planned.takes, by_outputs);
-    planned.gives = by_outputs                      ? Held::columns
-                    : planned.by == SplitBy::inputs ? Held::terms
-                                                    : planned.takes;
+    if (l != 0) planned.cut = cut_between(held, planned.takes, planned.partial());
+    planned.gives = planned.by == SplitBy::nothing   ? planned.takes
+                    : planned.by == SplitBy::outputs ? Held::columns
+                                                     : Held::terms;
     features = known ? layer.outputs : layer.element_wise ? features : 0;
     planned.features = features;
     held = planned.gives;
@@ -242,10 +256,10 @@ struct Elements {
         .size();
   };
   if (planned.by == SplitBy::outputs) return layer.parameters / layer.outputs * part(layer.outputs);
-  if (planned.by == SplitBy::inputs)
-    return (layer.parameters - layer.biases) / layer.inputs * part(layer.inputs) +
-           (member == 0 ? layer.biases : 0);
-  return layer.parameters;
+  if (planned.by == SplitBy::nothing) return layer.parameters;
+  std::size_t const shared = planned.by == SplitBy::hidden ? layer.hidden : layer.inputs;
+  return (layer.parameters - layer.biases) / shared * part(shared) +
+         (member == 0 ? layer.biases : 0);
 }
 
 /// Likewise for all layers.

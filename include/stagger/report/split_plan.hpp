@@ -23,7 +23,7 @@ namespace stagger::report {
   return names[static_cast<std::size_t>(cut)];
 }
 [[nodiscard]] constexpr char const* name(SplitBy by) noexcept {
-  constexpr char const* names[] = {"-", "outputs", "inputs"};
+  constexpr char const* names[] = {"-", "outputs", "inputs", "hidden"};
   return names[static_cast<std::size_t>(by)];
 }
 
@@ -49,8 +49,7 @@ namespace stagger::report {
     bool const known = layer.inputs != 0;
     lines.add({std::to_string(l), name(planned.cut), count(sent.forward), count(sent.backward),
                known ? text(layer.inputs, " -> ", layer.outputs) : count(planned.features),
-               name(planned.by),
-               known ? format_fixed(operations_per_element(layer.inputs, layer.outputs), 1) : "-",
+               name(planned.by), known ? format_fixed(operations_per_element(layer), 1) : "-",
                count(parameters_of(planned, layer, member, plan.members)),
                count(activations_of(plan, layers, l, member, rows))});
   }

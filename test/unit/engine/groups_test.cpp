@@ -70,6 +70,188 @@ TEST_CASE("engine/groups: three dense layers split in two, on one thread, as on 
   }
 }
 
+namespace {
+
+/// y = x * scale, feature by feature.
+struct Scale {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  sg::Parameter<double> scale{"scale", Linear<double>::numbers(7, 5)};
+  auto parameters() { return std::tie(scale); }
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    y.resize_like(x);
+    for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] * context[scale][i % scale.size()];
+  }
+  void backward_input(sg::Context& context, Input const&, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    dx.resize_like(dy);
+    for (std::size_t i = 0; i < dy.size(); ++i) dx[i] = dy[i] * context[scale][i % scale.size()];
+  }
+  void backward_weight(sg::Context& context, Input const& x, Output const& dy,
+                       sg::NothingSaved&) const {
+    auto const gradient = context.gradient(scale);
+    for (std::size_t i = 0; i < x.size(); ++i) gradient[i % scale.size()] += dy[i] * x[i];
+  }
+};
+
+/// y = b (a x)^2 + bias, with some rows of a and columns of b.
+struct Squares {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  static constexpr std::size_t features = 7;
+  std::size_t middle = 5;
+  sg::Parameter<double> a{"a", Linear<double>::numbers(middle* features, 2)};  // [middle][features]
+  sg::Parameter<double> b{"b", Linear<double>::numbers(middle* features, 3)};  // likewise
+  sg::Parameter<double> bias{"bias", Linear<double>::numbers(features, 4)};
+  auto parameters() { return std::tie(a, b, bias); }
+
+  [[nodiscard]] std::size_t inputs() const { return features; }
+  [[nodiscard]] std::size_t outputs() const { return features; }
+  [[nodiscard]] std::size_t hidden() const { return middle; }
+  [[nodiscard]] std::size_t operations() const { return 2 * middle * features; }
+  [[nodiscard]] Squares part(int member, int members, sg::SplitBy by) const {
+    if (by != sg::SplitBy::hidden) throw std::runtime_error("split otherwise");
+    auto const own = sg::features_of(static_cast<std::size_t>(member),
+                                     static_cast<std::size_t>(members), middle);
+    Squares part = *this;
+    part.middle = own.size();
+    sg::ParameterPiece const rows{.first = own.first * features, .length = own.size() * features};
+    part.a = a.piece(rows);
+    part.b = b.piece(rows);
+    part.bias = bias.piece({.length = member == 0 ? features : 0});
+    return part;
+  }
+
+  [[nodiscard]] double at(sg::Context& context, Input const& x, std::size_t r,
+                          std::size_t m) const {
+    double sum = 0;
+    for (std::size_t i = 0; i < features; ++i)
+      sum += context[a][m * features + i] * x[r * features + i];
+    return sum;
+  }
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    y.resize_like(x);
+    for (std::size_t i = 0; i < y.size(); ++i)
+      y[i] = bias.size() == 0 ? 0 : context[bias][i % features];
+    for (std::size_t r = 0; r < x.extent(0); ++r)
+      for (std::size_t m = 0; m < middle; ++m) {
+        double const u = at(context, x, r, m);
+        for (std::size_t i = 0; i < features; ++i)
+          y[r * features + i] += context[b][m * features + i] * u * u;
+      }
+  }
+  void backward_input(sg::Context& context, Input const& x, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    dx.resize_like(x);
+    dx.fill(0);
+    each(context, x, dy, [&](std::size_t r, std::size_t m, double, double du) {
+      for (std::size_t i = 0; i < features; ++i)
+        dx[r * features + i] += du * context[a][m * features + i];
+    });
+  }
+  void backward_weight(sg::Context& context, Input const& x, Output const& dy,
+                       sg::NothingSaved&) const {
+    each(context, x, dy, [&](std::size_t r, std::size_t m, double u, double du) {
+      for (std::size_t i = 0; i < features; ++i) {
+        context.gradient(a)[m * features + i] += du * x[r * features + i];
+        context.gradient(b)[m * features + i] += dy[r * features + i] * u * u;
+      }
+    });
+    for (std::size_t i = 0; i < dy.size() && bias.size() != 0; ++i)
+      context.gradient(bias)[i % features] += dy[i];
+  }
+  template <class Visit>
+  void each(sg::Context& context, Input const& x, Output const& dy, Visit visit) const {
+    for (std::size_t r = 0; r < x.extent(0); ++r)
+      for (std::size_t m = 0; m < middle; ++m) {
+        double slope = 0;
+        for (std::size_t i = 0; i < features; ++i)
+          slope += context[b][m * features + i] * dy[r * features + i];
+        double const u = at(context, x, r, m);
+        visit(r, m, u, 2 * u * slope);
+      }
+  }
+};
+
+/// Both, which groups take as two.
+struct ScaledSquares {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  struct Saved {
+    Matrix<double> middle, slope;
+    [[nodiscard]] std::uint64_t bytes() const { return middle.bytes() + slope.bytes(); }
+  };
+  Scale first;
+  Squares second;
+  sg::NothingSaved nothing;
+  auto parameters() { return std::tie(first.scale, second.a, second.b, second.bias); }
+  [[nodiscard]] std::pair<Scale, Squares> divided() const { return {first, second}; }
+  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
+    first.forward(context, x, saved.middle, nothing);
+    second.forward(context, saved.middle, y, nothing);
+  }
+  void backward_input(sg::Context& context, Input const& x, Output const& dy, Input& dx,
+                      Saved& saved) {
+    second.backward_input(context, saved.middle, dy, saved.slope, nothing);
+    first.backward_input(context, x, saved.slope, dx, nothing);
+  }
+  void backward_weight(sg::Context& context, Input const& x, Output const& dy, Saved& saved) {
+    second.backward_weight(context, saved.middle, dy, nothing);
+    first.backward_weight(context, x, saved.slope, nothing);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/groups: layers split inside, behind what every member has, as on one device",
+          "[engine]") {
+  auto const chain = [] {
+    return sg::Sequential{Linear<double>{inputs, 7, 1, false}, std::vector<ScaledSquares>(2),
+                          Squash<double>{}, Linear<double>{7, outputs, 5, false}};
+  };
+  for (int const members : {2, 3, 5})
+    for (std::vector<int> const& first_layers :
+         {std::vector<int>{}, std::vector{1}, std::vector{2}, std::vector{1, 3}}) {
+      CAPTURE(members, first_layers.size());
+      int const groups = first_layers.size() == 1 ? 2 : 1;
+      auto train = sg::Pipeline{chain()}.with(
+          sg::partition::LayerSplit<>{members, {first_layers}, 0},
+          sg::loss::MeanSquaredError<double>{}, optimizer(), sg::host::Threads{2},
+          sg::Options{.clip_norm = 0.05,
+                      .recompute = members == 3,
+                      .replicas = replicas(first_layers.size() + 1, members * groups)});
+      auto one = sg::Pipeline{chain()}.on_one_device(sg::loss::MeanSquaredError<double>{},
+                                                     optimizer(), sg::Options{.clip_norm = 0.05});
+      REQUIRE(difference<double>(train, one) == 0);
+      for (int step = 0; step < 3; ++step) {
+        auto const data = batch<double>(step, 2, 13);
+        auto const metrics = sg::run(train.step(data));
+        CHECK(metrics.gradient_norm == Approx(one.step(data).gradient_norm).epsilon(1e-10));
+        REQUIRE(difference<double>(train, one) < 1e-12);
+      }
+      CHECK(train.stages() == static_cast<int>(first_layers.size()) + 1);
+    }
+}
+
+TEST_CASE("engine/groups: in virtual time a layer that groups take as two costs as much as one",
+          "[engine]") {
+  for (int const members : {1, 2}) {
+    sg::sim::VirtualClock clock{
+        .costs = {{.forward_s = 6, .backward_input_s = 5, .backward_weight_s = 7}},
+        .layer_backward_s = {1, 2}};
+    auto train =
+        sg::Pipeline{sg::Sequential{Linear<double>{inputs, 7, 1, false}, ScaledSquares{}}}.with(
+            sg::partition::LayerSplit{.group = members, .threshold = 0},
+            sg::loss::MeanSquaredError<double>{}, std::move(clock),
+            sg::Options{.record = true, .replicas = {members}});
+    Batch<double> data;
+    data.inputs.push_back(numbers<double>(6, inputs, 1));
+    data.targets.push_back(numbers<double>(6, 7, 2));
+    sg::run(train.step(data));
+    for (auto const& row : train.timeline().rows) CHECK(row.back().end_s == Approx(18.0 / members));
+  }
+}
+
 TEST_CASE("engine/groups: every pattern of split layers has the gradients of one device",
           "[engine]") {
   for (unsigned pattern = 0; pattern < 16; ++pattern)

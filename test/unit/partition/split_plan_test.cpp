@@ -132,6 +132,44 @@ TEST_CASE("partition/SplitPlan: a pair of layers needs one sum forward and one b
         std::vector{Cut::modulo, Cut::shard, Cut::shard, Cut::shard, Cut::collect});
 }
 
+TEST_CASE(
+    "partition/SplitPlan: a layer that is split by what is hidden takes the whole and gives "
+    "terms",
+    "[partition]") {
+  // A transformer's half block: a normalisation that hands on its input, too, and 8 -> 32 -> 8.
+  std::vector<LayerFeatures> const half{{.parameters = 16},
+                                        {.inputs = 16,
+                                         .outputs = 8,
+                                         .parameters = 8 * 32 + 32 + 32 * 8 + 8,
+                                         .biases = 8,
+                                         .hidden = 32,
+                                         .operations = 2 * 8 * 32}};
+  std::vector<LayerFeatures> chain{{.parameters = 5}};
+  for (int twice = 0; twice < 2; ++twice) chain.insert(chain.end(), half.begin(), half.end());
+  chain.push_back({.parameters = 7});
+  CHECK(operations_per_element(half[1]) == 64);
+  auto const plan = plan_split(chain, {.group = 2, .threshold = 63});
+  CHECK(cuts(plan) == std::vector{Cut::modulo, Cut::total, Cut::fan, Cut::total});
+  CHECK(plan.cut(2) == Cut::modulo);
+  CHECK(plan.cut(5) == Cut::total);
+  CHECK(plan.layers[2].by == SplitBy::hidden);
+  CHECK(plan.layers[4].gives == Held::terms);
+  CHECK(parameters_of(plan, chain, 0) == 5 + 7 + 2 * (16 + 16 * 17 + 8));
+  CHECK(parameters_of(plan, chain, 1) == 5 + 7 + 2 * (16 + 16 * 17));
+  CHECK(elements_sent(plan, 2, 0, 3).forward == 3 * 16);
+  CHECK(elements_sent(plan, 3, 1, 3).forward == 2 * 3 * 8);
+  CHECK(elements_sent(plan, 3, 1, 3).backward == 0);
+  CHECK(elements_sent(plan, 4, 1, 3).forward == 0);
+  CHECK(elements_sent(plan, 4, 1, 3).backward == 2 * 3 * 16);
+  // Two behind each other without such a normalisation need one sum a layer and direction.
+  chain = {{.parameters = 5}, half[1], half[1]};
+  chain[1].inputs = chain[2].inputs = 8;
+  CHECK(cuts(plan_split(chain, {.group = 4, .threshold = 0})) ==
+        std::vector{Cut::modulo, Cut::sum, Cut::total});
+  CHECK_FALSE(plan_split(chain, {.group = 2, .threshold = 96}).splits());
+  CHECK_FALSE(plan_split(chain, {.group = 33, .threshold = 0}).splits());
+}
+
 namespace {
 
 /// Elements by the member that sends them, and by the one that receives them.
@@ -172,7 +210,8 @@ struct Router {
     Held const given = layer == 0 ? Held::rows : plan.layers[layer - 1].gives;
     bool const end = layer == plan.layers.size();
     Held const taken = end ? (given == Held::rows ? given : Held::whole) : plan.layers[layer].takes;
-    bool const partial = !end && plan.layers[layer].by == SplitBy::outputs;
+    bool const partial = !end && (plan.layers[layer].by == SplitBy::outputs ||
+                                  plan.layers[layer].by == SplitBy::hidden);
     if (layer == 0) return sent;
     if (forward)
       route(sent, plan.width(layer), given, taken, given == Held::terms);
@@ -191,13 +230,15 @@ TEST_CASE("partition/SplitPlan: what members send is what a router of single ele
     std::vector<LayerFeatures> layers;
     std::size_t width = static_cast<std::size_t>(partitions::pick(random, 1, 9));
     for (int l = partitions::pick(random, 1, 6); l > 0; --l) {
-      int const kind = partitions::pick(random, 0, 4);
+      int const kind = partitions::pick(random, 0, 6);
       if (kind == 0) {
         layers.push_back({.element_wise = true});
         continue;
       }
       auto const outputs = static_cast<std::size_t>(partitions::pick(random, 1, 9));
       layers.push_back({.inputs = width, .outputs = outputs, .by_inputs = kind > 1});
+      if (kind > 4) layers.back().hidden = static_cast<std::size_t>(partitions::pick(random, 1, 5));
+      layers.back().operations = 3 * layers.back().hidden;
       width = outputs;
     }
     auto const plan = plan_split(layers, {.group = partitions::pick(random, 1, 4),

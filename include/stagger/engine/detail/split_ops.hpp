@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/columns.hpp>
 #include <stagger/engine/slots.hpp>
@@ -23,7 +24,7 @@ template <class T> struct PutTogether {
   void forward(Context&, T const& x, T& y, NothingSaved&) const { y = x; }
   void backward_input(Context&, T const&, T const& dy, T& dx, NothingSaved&) const { dx = dy; }
 };
-template <class T> LayerOps const& ops_of_put_together();
+template <class L> LayerOps const& ops_of();
 
 /// Columns of a value whose type is erased.
 struct ColumnOps {
@@ -67,6 +68,8 @@ inline constexpr ColumnOps column_ops{&ColumnFunctions<T>::count, &ColumnFunctio
 struct SplitOps {
   bool element_wise = false;
   bool by_inputs = false;
+  std::size_t (*hidden)(void const* layer) = nullptr;  // null: it is not split by what is hidden
+  std::size_t (*operations)(void const* layer) = nullptr;
   std::size_t (*inputs)(void const* layer) = nullptr;  // null: it cannot be split
   std::size_t (*outputs)(void const* layer) = nullptr;
   void* (*part)(void const* layer, int member, int members, SplitBy by) = nullptr;
@@ -74,11 +77,26 @@ struct SplitOps {
   ColumnOps const* output = nullptr;
   LayerOps const& (*put_together)() = nullptr;  // makes the layer that puts outputs together
   void* (*make_put_together)() = nullptr;
+  /// Makes the two layers that groups take it as; null: it is one.
+  void (*divide)(void const* layer, void* (&made)[2], LayerOps const* (&ops)[2]) = nullptr;
 };
 
 template <class L> struct SplitFunctions {
   static std::size_t inputs(void const* layer) { return static_cast<L const*>(layer)->inputs(); }
   static std::size_t outputs(void const* layer) { return static_cast<L const*>(layer)->outputs(); }
+  static std::size_t hidden(void const* layer) { return static_cast<L const*>(layer)->hidden(); }
+  static std::size_t operations(void const* layer) {
+    return static_cast<L const*>(layer)->operations();
+  }
+  static void divide(void const* layer, void* (&made)[2], LayerOps const* (&ops)[2]) {
+    auto parts = static_cast<L const*>(layer)->divided();
+    using First = decltype(parts.first);
+    using Second = decltype(parts.second);
+    ops[0] = &ops_of<First>();
+    ops[1] = &ops_of<Second>();
+    made[0] = new First(std::move(parts.first));
+    made[1] = new Second(std::move(parts.second));
+  }
   static void* make_put_together() { return new PutTogether<typename L::Output>(); }
   static void* part(void const* layer, int member, int members, SplitBy by) {
     return new L(static_cast<L const*>(layer)->part(member, members, by));
@@ -96,7 +114,7 @@ template <class L> constexpr SplitOps make_split_ops() {
   if constexpr (columns) {
     ops.input = &column_ops<typename L::Input>;
     ops.output = &column_ops<typename L::Output>;
-    ops.put_together = &ops_of_put_together<typename L::Output>;
+    ops.put_together = &ops_of<PutTogether<typename L::Output>>;
     ops.make_put_together = &SplitFunctions<L>::make_put_together;
     if constexpr (ElementWiseLayer<L>) ops.element_wise = true;
     if constexpr (SplittableLayer<L>) {
@@ -105,6 +123,11 @@ template <class L> constexpr SplitOps make_split_ops() {
       ops.part = &SplitFunctions<L>::part;
       if constexpr (requires { requires L::by_inputs; }) ops.by_inputs = true;
     }
+    if constexpr (HiddenSplittableLayer<L>) {
+      ops.hidden = &SplitFunctions<L>::hidden;
+      ops.operations = &SplitFunctions<L>::operations;
+    }
+    if constexpr (DividedLayer<L>) ops.divide = &SplitFunctions<L>::divide;
   }
   return ops;
 }

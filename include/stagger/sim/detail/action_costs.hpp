@@ -105,9 +105,9 @@ class ActionCosts {
       for (std::size_t const l : machine_.model.layers_of(s)) {
         auto const& entry = grouped->layers[l];
         if (s == stage) own += entry.work * weight_of(l);
-        if (entry.number <= known) continue;
+        if (entry.number <= known || entry.work == 0) continue;
         known = entry.number;
-        if (entry.work > 0) all += weight_of(l);
+        all += weight_of(l);
       }
     }
     return all > 0 ? own / all : 0;
