@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transformer of examples/gpt in two stages on two threads, compared with the same model in a
-// plain loop on one thread; and two workers that train it in step through a parameter server,
-// compared with two replicas of one pipeline.
+// plain loop on one thread; a group of two ranks that share its blocks, compared with the same loop;
+// and two workers that train it in step through a parameter server, compared with two replicas of
+// one pipeline.
 
 #include <cstddef>
 #include <memory>
@@ -11,8 +12,10 @@
 
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/parameter_server.hpp>
+#include <stagger/engine/groups.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/engine/run_together.hpp>
+#include <stagger/partition/layer_split.hpp>
 #include <stagger/schedule/proof/evaluate.hpp>
 
 #include "support/rows.hpp"
@@ -21,8 +24,10 @@
 namespace {
 
 constexpr std::size_t microbatches = 8;
+constexpr std::size_t several = 4;  // microbatches, of several sequences for each of two ranks
 constexpr int pairs = 41;
 constexpr double bound = 1.6;
+constexpr double group_bound = 1.4;
 
 /// The speed-up over one thread that the schedule allows with the stage times of the last step and
 /// no other costs.
@@ -45,30 +50,46 @@ double allowed(stagger::schedule::Timeline const& timeline) {
   return work_s / evaluate(table, costs).makespan_s;
 }
 
-/// Alternates steps of the pipeline and of the loop, so that disturbances of the machine affect
+/// Alternates steps of a pipeline and of the loop, so that disturbances of the machine affect
 /// both.
-void add_pair() {
-  using Pipeline = decltype(bench::transformer_in_two(2, {}));
+/// @param count  counts more of the pipeline after a step
+template <class Pipeline, class Count>
+void add_pair(char const* name, Pipeline made, std::size_t parts, Count count) {
   auto const make_one = [] {
     return bench::transformer_pipeline().on_one_device(
         stagger::optimizer::AdamW{}, gpt::CrossEntropy<float>{},
         stagger::Options{.clip_norm = bench::transformer.clip});
   };
-  auto const pipeline = std::make_shared<Pipeline>(bench::transformer_in_two(2, {.record = true}));
+  auto const pipeline = std::make_shared<Pipeline>(std::move(made));
   auto const one = std::make_shared<decltype(make_one())>(make_one());
-  bench::add("gpt/2_stages_2_threads", pairs,
-             [=, batch = bench::transformer_batch(microbatches)](benchmark::State& state) {
-               double const took_s =
-                   bench::time_each(state, [&] { stagger::run(pipeline->step(batch)); });
-               one->step(batch);
-               double const start_s = bench::now_s();
-               one->step(batch);
-               double const one_s = bench::now_s() - start_s;
-               state.counters["one_thread_ms"] = one_s * 1e3;
-               state.counters["speed_up"] = one_s / took_s;
-               state.counters["allowed"] = allowed(pipeline->timeline());
-             })
-      ->Unit(benchmark::kMillisecond);
+  bench::add(name, pairs, [=, batch = bench::transformer_batch(parts)](benchmark::State& state) {
+    double const took_s = bench::time_each(state, [&] { stagger::run(pipeline->step(batch)); });
+    one->step(batch);
+    double const start_s = bench::now_s();
+    one->step(batch);
+    double const one_s = bench::now_s() - start_s;
+    state.counters["one_thread_ms"] = one_s * 1e3;
+    state.counters["speed_up"] = one_s / took_s;
+    count(*pipeline, state);
+  })->Unit(benchmark::kMillisecond);
+}
+
+void add_stages() {
+  add_pair("gpt/2_stages_2_threads", bench::transformer_in_two(2, {.record = true}), microbatches,
+           [](auto const& pipeline, benchmark::State& state) {
+             state.counters["allowed"] = allowed(pipeline.timeline());
+           });
+}
+
+/// One stage, whose half blocks a rank on each thread shares.
+void add_group() {
+  add_pair(
+      "gpt/group_of_2_2_threads",
+      bench::transformer_pipeline().with(
+          stagger::partition::LayerSplit{.group = 2, .threshold = 0}, stagger::schedule::OneFOneB{},
+          stagger::optimizer::AdamW{}, gpt::CrossEntropy<float>{}, stagger::host::Threads{2},
+          stagger::Options{.clip_norm = bench::transformer.clip, .replicas = {2}}),
+      several, [](auto const&, benchmark::State&) {});
 }
 
 using Examples = stagger::Batch<gpt::Tokens, gpt::Tokens>;
@@ -91,7 +112,6 @@ Examples half_of(Examples const& whole, std::size_t n) {
 /// Alternates steps of two workers that push and pull in each step, and of two replicas that add up
 /// their gradients. Both have a stage with all layers on a thread of their own.
 void add_in_step() {
-  constexpr std::size_t split = 4;  // microbatches of several sequences each
   auto const made = [](auto device, auto collective, stagger::Options options) {
     return std::make_shared<decltype(bench::transformer_pipeline().with(
         stagger::partition::Cuts{}, stagger::schedule::OneFOneB{}, stagger::optimizer::AdamW{},
@@ -105,7 +125,7 @@ void add_in_step() {
   auto const second = made(stagger::host::Threads{1}, server.worker(1), {});
   auto const replicas =
       made(stagger::host::Threads{2}, stagger::collective::AllReduce<>{}, {.replicas = {2}});
-  auto const whole = bench::transformer_batch(split);
+  auto const whole = bench::transformer_batch(several);
   bench::add(
       "gpt/2_workers_in_step", pairs,
       [=, halves = std::vector{half_of(whole, 0), half_of(whole, 1)}](benchmark::State& state) {
@@ -124,9 +144,11 @@ void add_in_step() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  add_pair();
+  add_stages();
+  add_group();
   add_in_step();
   std::string const name = "gpt/2_stages_2_threads";
+  std::string const group = "gpt/group_of_2_2_threads";
   std::string const in_step = "gpt/2_workers_in_step";
   return bench::run(
       argc, argv,
@@ -139,6 +161,15 @@ int main(int argc, char** argv) {
                           results.counter(name, "one_thread_ms"), results.counter(name, "allowed")),
               "at least 1.6 x; equal stages allow 1.78 x",
               speed_up >= bound ? bench::Grade::passed : bench::Grade::failed};
+        }},
+       {"examples/gpt, 1 stage, a group of 2 ranks on 2 threads against one thread, M=4", group,
+        [=](bench::Results const& results) {
+          double const speed_up = results.counter(group, "speed_up");
+          return bench::Line{
+              bench::text("%.2f x (%.1f ms against %.1f ms)", speed_up, results.time_s(group) * 1e3,
+                          results.counter(group, "one_thread_ms")),
+              "at least 1.4 x",
+              speed_up >= group_bound ? bench::Grade::passed : bench::Grade::failed};
         }},
        {"examples/gpt, 2 workers in step through a parameter server against 2 replicas, 2 threads",
         in_step, [=](bench::Results const& results) {

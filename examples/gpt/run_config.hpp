@@ -60,9 +60,9 @@ inline sg::schedule::Table table_of(RunConfig const& config) {
 /// Replicas of each row of the table.
 inline sg::Replicas replicas_of(RunConfig const& config) {
   if (config.planned) return config.planned->options.replicas;
-  if (config.s.replicas == 1) return {};
+  if (config.s.ranks_of_row() == 1) return {};
   std::vector<int> const counts(static_cast<std::size_t>(config.s.ranks()),
-                                static_cast<int>(config.s.replicas));
+                                static_cast<int>(config.s.ranks_of_row()));
   return sg::Replicas::even(counts.data(), counts.size());
 }
 
@@ -70,7 +70,11 @@ inline std::string describe_replicas(RunConfig const& config) {
   std::string description;
   auto const replicas = replicas_of(config);
   for (int const count : replicas.counts())
-    description += sg::text(description.empty() ? ", replicas " : ":", count);
+    description += sg::text(description.empty() ? ", replicas " : ":",
+                            count / static_cast<int>(config.s.tensor_parallel));
+  if (config.s.replicas == 1 && !config.planned) description.clear();
+  if (config.s.tensor_parallel > 1)
+    description += sg::text(", tensor-parallel ", config.s.tensor_parallel);
   return description;
 }
 

@@ -67,12 +67,23 @@ void Settings::check() const {
     refuse("--compare cannot follow --schedule " + schedule +
            ", whose stages do not add their gradients in one order; leave --compare out");
   require("--replicas", replicas, 1, 1000);
-  if (batch / microbatches < replicas)
-    refuse("--replicas " + std::to_string(replicas) + " leaves some without a sequence of " +
+  require("--tensor-parallel", tensor_parallel, 1, heads);
+  if (batch / microbatches < ranks_of_row())
+    refuse((tensor_parallel == 1 ? "--replicas " + std::to_string(replicas) + " leaves"
+            : replicas == 1 ? "--tensor-parallel " + std::to_string(tensor_parallel) + " leaves"
+                            : "--replicas " + std::to_string(replicas) + " of --tensor-parallel " +
+                                  std::to_string(tensor_parallel) + " leave") +
+           " some without a sequence of " +
            (microbatches == 1 ? "the microbatch"
                               : "each of " + stagger::counted(microbatches, "microbatch")) +
-           "; use a --batch of at least " + std::to_string(replicas * microbatches) +
+           "; use a --batch of at least " + std::to_string(ranks_of_row() * microbatches) +
            ", or fewer --microbatches");
+  if (tensor_parallel > 1 && on_gpu())
+    refuse("--tensor-parallel " + std::to_string(tensor_parallel) +
+           " cannot go with --device cuda, whose ranks exchange whole rows; leave one out");
+  if (compare && tensor_parallel > 1)
+    refuse("--compare cannot follow --tensor-parallel " + std::to_string(tensor_parallel) +
+           ", which adds up terms in an order of its own; leave one out");
   if (compare && replicas > 1 && !on_gpu())
     refuse("--compare cannot follow --replicas " + std::to_string(replicas) +
            ", which add up the gradients of their own sequences first; leave one out");
@@ -144,6 +155,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--replicas", s.replicas,
                  "Ranks that share each stage, each with its sequences of every microbatch")
       ->group(group);
+  app.add_option("--tensor-parallel", s.tensor_parallel,
+                 "Ranks that share the blocks of each stage, and of each of its --replicas: each "
+                 "has some of the heads and some of the hidden features")
+      ->group(group);
   app.add_flag("--shard-optimizer", s.shard_optimizer,
                "With --replicas and --device mpi: each replica keeps the optimizer's state of its "
                "part of each layer alone")
@@ -211,7 +226,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   if (!cli::parsed(app, argc, argv)) return std::nullopt;
   if (!s.plan.empty()) {
     for (char const* flag : {"--stages", "--microbatches", "--schedule", "--chunks", "--recompute",
-                             "--profile", "--replicas"})
+                             "--profile", "--replicas", "--tensor-parallel"})
       if (app.count(flag) > 0)
         refuse(std::string("--plan ") + s.plan + " cannot go with " + flag +
                (std::string(flag) == "--profile" ? ", which ends before training; leave one out"
@@ -227,21 +242,22 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     std::int64_t const processors = std::max(1U, std::thread::hardware_concurrency());
     bool const planned = !s.plan.empty();
     s.threads = planned ? (s.on_gpu() ? 1 : processors)
-                        : std::clamp<std::int64_t>(s.chunks > 0 ? s.ranks() * s.replicas : 1, 1,
-                                                   processors);
+                        : std::clamp<std::int64_t>(s.chunks > 0 ? s.ranks() * s.ranks_of_row() : 1,
+                                                   1, processors);
   }
   s.check();
   return s;
 }
 
 std::string in_flags(std::string sentence) {
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 9> flags{{
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 10> flags{{
       {"use host::Threads", "use --device threads"},
       {"raise Options::deadline_s if an action may take that long",
        "use more --microbatches if an action may take that long"},
       {"raise Options::deadline_s if a step may take that long",
        "use a smaller --batch if a step may take that long"},
       {"choose a device below cuda::device_count()", "choose one by CUDA_VISIBLE_DEVICES"},
+      {"leave partition::LayerSplit out", "leave --tensor-parallel out"},
       {"give Options::replicas", "give --replicas"},
       {"Options::replicas", "--replicas"},
       {"Options::recompute", "--recompute"},

@@ -27,16 +27,18 @@ struct Settings {
   std::int64_t seed = 1;
 
   // The pipeline. None of these changes a bit of the result, except `microbatches`, which changes
-  // the order of summation, replicas, and a schedule that adds gradients in reverse order.
+  // the order of summation, replicas and groups, and a schedule that adds gradients in reverse
+  // order.
   std::int64_t stages = 2;
   std::int64_t microbatches = 8;
   std::string schedule = "1f1b";
-  std::int64_t chunks = 0;         ///< stages on each rank; 0: the schedule's default
-  std::int64_t replicas = 1;       ///< replicas of each stage
-  bool shard_optimizer = false;    ///< each replica keeps only a part of AdamW's state
-  std::string device = "threads";  ///< or "mpi": processes that mpirun started; or
-                                   ///< "cuda": each rank on a stream of one GPU
-  std::int64_t threads = 0;        ///< 0: as many as ranks, but not more than processors
+  std::int64_t chunks = 0;           ///< stages on each rank; 0: the schedule's default
+  std::int64_t replicas = 1;         ///< replicas of each stage
+  std::int64_t tensor_parallel = 1;  ///< ranks that share each half block
+  bool shard_optimizer = false;      ///< each replica keeps only a part of AdamW's state
+  std::string device = "threads";    ///< or "mpi": processes that mpirun started; or
+                                     ///< "cuda": each rank on a stream of one GPU
+  std::int64_t threads = 0;          ///< 0: as many as ranks, but not more than processors
   bool recompute = false;
   bool compare = false;  ///< also train on one device and require the same bits
 
@@ -61,6 +63,9 @@ struct Settings {
 
   /// Number of layers: embedding, two halves of each block, and head.
   [[nodiscard]] std::int64_t chain() const noexcept { return 2 * layers + 2; }
+
+  /// Ranks of each row of the schedule.
+  [[nodiscard]] std::int64_t ranks_of_row() const noexcept { return replicas * tensor_parallel; }
 
   /// Rows of the schedule; each runs `chunks` stages.
   [[nodiscard]] std::int64_t ranks() const noexcept { return stages / chunks; }

@@ -18,6 +18,8 @@
 #include <unistd.h>
 
 #include <stagger/collective/all_reduce.hpp>
+#include <stagger/engine/groups.hpp>
+#include <stagger/partition/layer_split.hpp>
 #include <stagger/stagger.hpp>
 #ifdef GPT_HAS_MPI
 #include <stagger/mpi/processes.hpp>
@@ -127,13 +129,13 @@ template <class Device> auto make_pipeline(RunConfig const& config, Device devic
   Settings const& s = config.s;
   sg::Options options = options_of(s);
   options.replicas = replicas_of(config);
-  sg::partition::Cuts cuts;
+  sg::partition::LayerSplit<> split{.group = static_cast<int>(s.tensor_parallel), .threshold = 0};
   if (config.planned)
-    cuts = config.planned->cuts;
+    split.over = config.planned->cuts;
   else
-    cuts.first_layers =
+    split.over.first_layers =
         ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()));
-  return make_model(s).with(cuts, schedule_of(config), adam, CrossEntropy<float>{}, device,
+  return make_model(s).with(split, schedule_of(config), adam, CrossEntropy<float>{}, device,
                             sg::collective::AllReduce<>{.shard_optimizer = s.shard_optimizer},
                             options);
 }

@@ -18,7 +18,7 @@ template <class T>
 void Head<T>::forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) const {
   Index const rows = count(x.extent(0) * x.extent(1));
   T* const normal = context.scratch<T>(count(rows * width_)).data();
-  norm_.forward(context, x.data(), normal, rows, saved.norm);
+  norm_.forward(context, x.data(), {normal, width_}, rows, saved.norm);
   y.resize({x.extent(0), x.extent(1), count(classes)});
   multiply(view(normal, rows, width_), view(context[weight_].data(), width_, classes),
            view(y.data(), rows, classes));
@@ -32,7 +32,7 @@ void Head<T>::backward_input(stagger::Context& context, Input const& x, Output c
   multiply(view(dy.data(), rows, classes),
            transposed(view(context[weight_].data(), width_, classes)), view(normal, rows, width_));
   dx.resize_like(x);
-  norm_.backward(context, normal, nullptr, dx.data(), rows, saved.norm);
+  norm_.backward(context, {normal, width_}, {}, dx.data(), rows, saved.norm);
 }
 
 template <class T>
@@ -40,7 +40,7 @@ void Head<T>::backward_weight(stagger::Context& context, Input const& x, Output 
                               Saved& saved) const {
   Index const rows = count(x.extent(0) * x.extent(1));
   T* const normal = context.scratch<T>(count(rows * width_)).data();
-  norm_.output(context, saved.norm, normal, rows);
+  norm_.output(context, saved.norm, {normal, width_}, rows);
   add_product(transposed(view(normal, rows, width_)), view(dy.data(), rows, classes),
               view(context.gradient(weight_).data(), width_, classes));
   norm_.add_gradients(context, saved.norm);

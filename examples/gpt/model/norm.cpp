@@ -14,7 +14,8 @@ Norm<T>::Norm(std::string const& name, Index width)
       bias(name + ".bias", std::vector<T>(count(width), T{0}), false) {}
 
 template <class T>
-void Norm<T>::forward(stagger::Context& context, T const* x, T* y, Index rows, Saved& saved) const {
+void Norm<T>::forward(stagger::Context& context, T const* x, Rows<T> y, Index rows,
+                      Saved& saved) const {
   Index const width = count(gain.size());
   saved.normal.resize({count(rows), count(width)});
   saved.scale.resize({count(rows)});
@@ -31,18 +32,19 @@ void Norm<T>::forward(stagger::Context& context, T const* x, T* y, Index rows, S
 }
 
 template <class T>
-void Norm<T>::output(stagger::Context& context, Saved const& saved, T* y, Index rows) const {
+void Norm<T>::output(stagger::Context& context, Saved const& saved, Rows<T> y, Index rows) const {
   Index const width = count(gain.size());
   T const* const g = context[gain].data();
   T const* const b = context[bias].data();
   T const* const normal = saved.normal.data();
   for (Index r = 0; r < rows; ++r)
-    for (Index c = 0; c < width; ++c) y[r * width + c] = normal[r * width + c] * g[c] + b[c];
+    for (Index c = 0; c < width; ++c)
+      y.data[r * y.stride + c] = normal[r * width + c] * g[c] + b[c];
 }
 
 template <class T>
-void Norm<T>::backward(stagger::Context& context, T const* dy, T const* residual, T* dx, Index rows,
-                       Saved& saved) const {
+void Norm<T>::backward(stagger::Context& context, Rows<T const> dy, Rows<T const> residual, T* dx,
+                       Index rows, Saved& saved) const {
   Index const width = count(gain.size());
   saved.gain_gradient.resize({count(width)});
   saved.bias_gradient.resize({count(width)});
@@ -52,7 +54,7 @@ void Norm<T>::backward(stagger::Context& context, T const* dy, T const* residual
   auto bias_gradient = row(saved.bias_gradient.data(), width);
   auto const g = row(context[gain].data(), width);
   for (Index r = 0; r < rows; ++r) {
-    auto const from = row(dy + r * width, width);
+    auto const from = row(dy.data + r * dy.stride, width);
     auto const normal = row(static_cast<Saved const&>(saved).normal.data() + r * width, width);
     auto to = row(dx + r * width, width);
     gain_gradient += from * normal;
@@ -61,10 +63,10 @@ void Norm<T>::backward(stagger::Context& context, T const* dy, T const* residual
     T const mean = to.sum() / static_cast<T>(width);
     T const slope = (to * normal).sum() / static_cast<T>(width);
     T const scale = saved.scale[count(r)];
-    if (residual == nullptr)
+    if (residual.data == nullptr)
       to = (to - mean - normal * slope) * scale;
     else
-      to = row(residual + r * width, width) + (to - mean - normal * slope) * scale;
+      to = row(residual.data + r * residual.stride, width) + (to - mean - normal * slope) * scale;
   }
 }
 

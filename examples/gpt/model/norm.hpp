@@ -13,6 +13,12 @@
 
 namespace gpt {
 
+/// Rows of a matrix, each `stride` numbers behind the one before.
+template <class T> struct Rows {
+  T* data;
+  Index stride;
+};
+
 /// y = (x - mean(x)) / sqrt(variance(x) + 1e-5) * gain + bias, for each row of x.
 template <class T> class Norm {
  public:
@@ -34,17 +40,17 @@ template <class T> class Norm {
 
   /// @param x  [rows][width]
   /// @param y  [rows][width] out
-  void forward(stagger::Context& context, T const* x, T* y, Index rows, Saved& saved) const;
+  void forward(stagger::Context& context, T const* x, Rows<T> y, Index rows, Saved& saved) const;
 
   /// Recomputes the result of `forward` from what it saved.
-  void output(stagger::Context& context, Saved const& saved, T* y, Index rows) const;
+  void output(stagger::Context& context, Saved const& saved, Rows<T> y, Index rows) const;
 
   /// dx = residual + the gradient that reaches x through the normalisation.
   /// @param dy        [rows][width]
   /// @param residual  [rows][width] may be null
   /// @param dx        [rows][width] out; must not be dy or residual
-  void backward(stagger::Context& context, T const* dy, T const* residual, T* dx, Index rows,
-                Saved& saved) const;
+  void backward(stagger::Context& context, Rows<T const> dy, Rows<T const> residual, T* dx,
+                Index rows, Saved& saved) const;
 
   /// GradientOrder the gradients that `backward` computed to those of the parameters.
   void add_gradients(stagger::Context& context, Saved const& saved) const;

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <stagger/model/parameter.hpp>
@@ -23,6 +25,13 @@ stagger::Parameter<T> matrix(std::string const& name, Random& random, Index inpu
 template <class T> stagger::Parameter<T> zeros(std::string const& name, Index size) {
   return {name + ".bias", std::vector<T>(count(size)), false};
 }
+
+template <class T> auto view(Rows<T> matrix, Index rows, Index columns) {
+  using View = std::conditional_t<std::is_const_v<T>, ConstMatrixView<std::remove_const_t<T>>,
+                                  MatrixView<std::remove_const_t<T>>>;
+  return View(matrix.data, rows, columns, Eigen::OuterStride<>(matrix.stride));
+}
+using layers::view;
 
 template <class T> T* scratch(stagger::Context& context, Index rows, Index columns) {
   return context.scratch<T>(count(rows * columns)).data();
@@ -82,8 +91,8 @@ template <class T> Projections<T> Projections<T>::mlp(Index width, Index blocks,
 }
 
 template <class T>
-void Projections<T>::forward(stagger::Context& context, Sequences s, T const* x, T const* residual,
-                             T* y, Saved& saved) const {
+void Projections<T>::forward(stagger::Context& context, Sequences s, Rows<T const> x,
+                             Rows<T const> residual, T* y, Saved& saved) const {
   Index const rows = s.rows();
   saved.first.resize({count(rows), count(first_columns())});
   fill_rows(saved.first.data(), rows, context[first_bias_]);
@@ -95,14 +104,16 @@ void Projections<T>::forward(stagger::Context& context, Sequences s, T const* x,
     saved.middle.resize_like(saved.first);
     gelu(context, saved.first, saved.middle);
   }
+  auto const middle = view(saved.middle.data(), rows, middle_);
+  auto const second = weight(context, second_weight_, middle_, width_);
+  if (!adds_once()) return multiply(middle, second, view(y, rows, width_));
   view(y, rows, width_) =
       view(residual, rows, width_).rowwise() + row(context[second_bias_].data(), width_).matrix();
-  add_product(view(saved.middle.data(), rows, middle_),
-              weight(context, second_weight_, middle_, width_), view(y, rows, width_));
+  add_product(middle, second, view(y, rows, width_));
 }
 
 template <class T>
-void Projections<T>::backward_input(stagger::Context& context, Sequences s, T const* dy, T* dx,
+void Projections<T>::backward_input(stagger::Context& context, Sequences s, T const* dy, Rows<T> dx,
                                     Saved& saved) const {
   Index const rows = s.rows();
   T* const dmiddle = scratch<T>(context, rows, middle_);
@@ -118,13 +129,62 @@ void Projections<T>::backward_input(stagger::Context& context, Sequences s, T co
 }
 
 template <class T>
-void Projections<T>::backward_weight(stagger::Context& context, Sequences s, T const* x,
+void Projections<T>::backward_weight(stagger::Context& context, Sequences s, Rows<T const> x,
                                      T const* dy, Saved const& saved) const {
   Index const rows = s.rows();
   add_weight(context, second_weight_, second_bias_, view(saved.middle.data(), rows, middle_),
              view(dy, rows, width_));
   add_weight(context, first_weight_, first_bias_, view(x, rows, width_),
              view(saved.first.data(), rows, first_columns()));
+}
+
+template <class T>
+Projections<T> Projections<T>::part(int member, int members, stagger::SplitBy) const {
+  auto const mine = stagger::features_of(static_cast<std::size_t>(member),
+                                         static_cast<std::size_t>(members), hidden());
+  std::size_t const each = count(middle_) / hidden();  // columns of a head
+  std::size_t const first = mine.first * each;
+  std::size_t const length = mine.size() * each;
+  // Queries, keys and values have such columns each.
+  std::size_t const kinds = count(first_columns() / middle_);
+  Projections own = *this;
+  own.middle_ = count(length);
+  if (heads_ > 0) own.heads_ = count(mine.size());
+  own.first_weight_ = first_weight_.piece(
+      {.first = first, .length = length, .stride = count(middle_), .runs = kinds * count(width_)});
+  own.first_bias_ = first_bias_.piece(
+      {.first = first, .length = length, .stride = count(middle_), .runs = kinds});
+  own.second_weight_ =
+      second_weight_.piece({.first = first * count(width_), .length = length * count(width_)});
+  own.second_bias_ = second_bias_.piece({.length = member == 0 ? count(width_) : 0});
+  return own;
+}
+
+template <class T>
+void Projections<T>::forward(stagger::Context& context, Input const& x, Output& y,
+                             Saved& saved) const {
+  y.resize({x.extent(0), x.extent(1), count(width_)});
+  forward(context, sequences_of(x), {x.data() + width_, 2 * width_}, {x.data(), 2 * width_},
+          y.data(), saved);
+}
+
+template <class T>
+void Projections<T>::backward_input(stagger::Context& context, Input const& x, Output const& dy,
+                                    Input& dx, Saved& saved) const {
+  Sequences const s = sequences_of(x);
+  dx.resize_like(x);
+  auto dresidual = view(Rows<T>{dx.data(), 2 * width_}, s.rows(), width_);
+  if (adds_once())
+    dresidual = view(dy.data(), s.rows(), width_);
+  else
+    dresidual.setZero();
+  backward_input(context, s, dy.data(), {dx.data() + width_, 2 * width_}, saved);
+}
+
+template <class T>
+void Projections<T>::backward_weight(stagger::Context& context, Input const& x, Output const& dy,
+                                     Saved& saved) const {
+  backward_weight(context, sequences_of(x), {x.data() + width_, 2 * width_}, dy.data(), saved);
 }
 
 template class Projections<float>;
