@@ -141,9 +141,7 @@ struct Timed {
   [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
   [[nodiscard]] Timed part(int member, int members, sg::SplitBy) const {
     Timed own = *this;
-    own.out =
-        sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out)
-            .size();
+    own.out = sg::features_of(member, members, out).size();
     return own;
   }
   void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {

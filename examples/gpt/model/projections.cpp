@@ -140,8 +140,7 @@ void Projections<T>::backward_weight(stagger::Context& context, Sequences s, Row
 
 template <class T>
 Projections<T> Projections<T>::part(int member, int members, stagger::SplitBy) const {
-  auto const mine = stagger::features_of(static_cast<std::size_t>(member),
-                                         static_cast<std::size_t>(members), hidden());
+  auto const mine = stagger::features_of(member, members, hidden());
   std::size_t const each = count(middle_) / hidden();  // columns of a head
   std::size_t const first = mine.first * each;
   std::size_t const length = mine.size() * each;

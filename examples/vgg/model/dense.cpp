@@ -25,8 +25,7 @@ Dense<T>::Dense(Index inputs, Index outputs, std::optional<Dropout> dropout, lay
       bias_("bias", std::vector<T>(count(outputs)), false) {}
 
 template <class T> Dense<T> Dense<T>::part(int member, int members, stagger::SplitBy) const {
-  auto const mine = stagger::features_of(static_cast<std::size_t>(member),
-                                         static_cast<std::size_t>(members), outputs());
+  auto const mine = stagger::features_of(member, members, outputs());
   Dense own = *this;
   own.outputs_ = static_cast<Index>(mine.size());
   own.first_output_ = first_output_ + static_cast<Index>(mine.first);

@@ -22,10 +22,12 @@ enum class SplitBy : std::uint8_t {
 
 /// The features of one member of a group: [o d / K, (o + 1) d / K) for member o of K and d
 /// features.
-/// @pre member < members
-[[nodiscard]] constexpr IndexRange features_of(std::size_t member, std::size_t members,
+/// @pre 0 <= member < members
+[[nodiscard]] constexpr IndexRange features_of(std::integral auto member,
+                                               std::integral auto members,
                                                std::size_t features) noexcept {
-  return {member * features / members, (member + 1) * features / members};
+  auto const o = static_cast<std::size_t>(member), K = static_cast<std::size_t>(members);
+  return {o * features / K, (o + 1) * features / K};
 }
 
 /// A layer that can be divided among the members of a group.

@@ -113,8 +113,7 @@ class SectionLinks {
     cell.replica = part(c).replica / count;
     cell.features = own.features;
     if (own.gives == partition::Held::columns)
-      cell.columns = features_of(static_cast<std::size_t>(cell.member),
-                                 static_cast<std::size_t>(count), own.features);
+      cell.columns = features_of(cell.member, count, own.features);
     // The rows of its group: from the first row of member 0 to the last one of the last member.
     int const rank = cell.rank - cell.member;
     auto const& first = flow_.parts[rank];

@@ -57,8 +57,8 @@ class SlotBytes {
 [[nodiscard]] inline IndexRange layers_of(std::span<int const> cuts, int stage,
                                           std::size_t layers) {
   auto const s = static_cast<std::size_t>(stage);
-  return {s == 0 ? 0 : static_cast<std::size_t>(cuts[s - 1]),
-          s < cuts.size() ? static_cast<std::size_t>(cuts[s]) : layers};
+  auto const end_of = [&](std::size_t i) { return static_cast<std::size_t>(cuts[i]); };
+  return {s == 0 ? 0 : end_of(s - 1), s < cuts.size() ? end_of(s) : layers};
 }
 
 /// One cell of a training program, with `rows(microbatch)` of its own.

@@ -111,8 +111,7 @@ class FootprintRun {
   static void take(ColumnOps const* columns, SlotType const& type, Slots const& to,
                    Slots const& whole, int member, int members) {
     if (columns == nullptr) return type.assign(to[0], whole[0]);
-    IndexRange const own = features_of(static_cast<std::size_t>(member),
-                                       static_cast<std::size_t>(members), columns->count(whole[0]));
+    IndexRange const own = features_of(member, members, columns->count(whole[0]));
     std::size_t const rows = type.rows(whole[0]);
     columns->resize(to[0], whole[0], {rows, own.size()});
     columns->copy(to[0], {0, 0}, whole[0], {0, own.first}, {rows, own.size()});

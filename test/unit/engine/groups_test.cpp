@@ -487,8 +487,7 @@ struct Sizes {
   [[nodiscard]] std::size_t inputs() const { return splits ? in : 0; }
   [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
   [[nodiscard]] Sizes part(int member, int members, sg::SplitBy) const {
-    auto const own =
-        sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out);
+    auto const own = sg::features_of(member, members, out);
     return {in, own.size()};
   }
   void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {

@@ -107,8 +107,7 @@ struct Weights {
   [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
   [[nodiscard]] Weights part(int member, int members, sg::SplitBy) const {
     Weights own = *this;
-    auto const mine =
-        sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out);
+    auto const mine = sg::features_of(member, members, out);
     own.out = mine.size();
     own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
     return own;
