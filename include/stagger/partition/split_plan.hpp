@@ -98,6 +98,7 @@ struct PlannedLayer {
   Cut cut = Cut::none;       ///< in front of it
   std::size_t arriving = 0;  ///< features of a row there, of all members; 0: unknown
   std::size_t features = 0;  ///< features of a row of the layer's output
+  bool too_narrow = false;   ///< it would be split, but has fewer outputs than there are members
 
   /// Whether the members' gradients of what it takes are terms.
   [[nodiscard]] constexpr bool partial() const noexcept {
@@ -156,6 +157,7 @@ struct SplitPlan {
       planned.by = SplitBy::inputs;
     else if (pays && layer.outputs >= members)
       planned.by = SplitBy::outputs;
+    planned.too_narrow = pays && planned.by == SplitBy::nothing;
     if (planned.by == SplitBy::inputs)
       planned.takes = Held::columns;
     else if (held == Held::rows)

@@ -28,6 +28,7 @@ namespace stagger::report {
 }
 
 /// A line for each layer, with what is exchanged in front of it: what the chain is for one member.
+/// Behind them, what is not split though a group was asked for.
 /// @param rows  of each member in a local batch
 [[nodiscard]] inline std::string table(partition::SplitPlan const& plan,
                                        std::span<partition::LayerFeatures const> layers, int member,
@@ -53,7 +54,16 @@ namespace stagger::report {
                count(parameters_of(planned, layer, member, plan.members)),
                count(activations_of(plan, layers, l, member, rows))});
   }
-  return lines.str();
+  std::string notes;
+  for (std::size_t l = 0; l < plan.layers.size(); ++l)
+    if (plan.layers[l].too_narrow)
+      notes += text("layer ", l, " stays whole: it has ",
+                    layers[l].hidden != 0 ? counted(layers[l].hidden, "hidden part")
+                                          : counted(layers[l].outputs, "output"),
+                    " for ", counted(plan.members, "member"), "\n");
+  if (plan.members > 1 && !plan.splits())
+    notes += "no layer is worth sharing: each rank has the whole model, for rows of its own\n";
+  return lines.str() + notes;
 }
 
 namespace detail {

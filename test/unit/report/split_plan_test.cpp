@@ -32,6 +32,34 @@ TEST_CASE("report/SplitPlan: a table of the layers, with what is exchanged in fr
         "loss                        -              -\n");
 }
 
+TEST_CASE("report/SplitPlan: a table says what stays whole though a group was asked for",
+          "[report]") {
+  using namespace stagger::partition;
+  std::vector<LayerFeatures> const layers{{.inputs = 6, .outputs = 12, .parameters = 72},
+                                          {.inputs = 12, .outputs = 3, .parameters = 36}};
+  auto const notes = [&](SplitRules const& rules) {
+    auto const all = stagger::report::table(plan_split(layers, rules), layers, 0, 2);
+    auto const last = all.find("\nloss");
+    return all.substr(all.find('\n', last + 1) + 1);
+  };
+  CHECK(notes({.group = 1, .threshold = 0}).empty());
+  CHECK(notes({.group = 3, .threshold = 0}).empty());
+  CHECK(notes({.group = 4, .threshold = 0}) ==
+        "layer 1 stays whole: it has 3 outputs for 4 members\n");
+  CHECK(notes({.group = 4, .threshold = 10}).empty());  // it would not be split in any case
+  CHECK(notes({.group = 4}) ==
+        "no layer is worth sharing: each rank has the whole model, for rows of its own\n");
+  CHECK(notes({.group = 16, .threshold = 0}) ==
+        "layer 0 stays whole: it has 12 outputs for 16 members\n"
+        "layer 1 stays whole: it has 3 outputs for 16 members\n"
+        "no layer is worth sharing: each rank has the whole model, for rows of its own\n");
+  std::vector<LayerFeatures> const heads{
+      {.inputs = 8, .outputs = 8, .parameters = 256, .hidden = 3, .operations = 100}};
+  CHECK(stagger::report::table(plan_split(heads, {.group = 4, .threshold = 0}), heads, 0, 2)
+            .find("layer 0 stays whole: it has 3 hidden parts for 4 members\n") !=
+        std::string::npos);
+}
+
 TEST_CASE("report/SplitPlan: a picture of one rank and of each member, with what is exchanged",
           "[report]") {
   using namespace stagger::partition;

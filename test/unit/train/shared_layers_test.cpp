@@ -191,6 +191,7 @@ TEST_CASE("train/groups: every grouping of gradients has the same bits, with cli
       auto const [each, most] = grouped_bits(AllReduce<grouping::Layerwise>{}, of);
       CHECK(fewest < most);
       CHECK(each == whole);
+      CHECK(grouped_bits(AllReduce<grouping::Single>{.shard_optimizer = true}, of).first == whole);
       CHECK(grouped_bits(AllReduce<grouping::Bucket>{grouping::Bucket{300}}, of).first == whole);
       CHECK(grouped_bits(AllReduce<grouping::Greedy>{.measured_steps = 1}, of).first == whole);
       CHECK(grouped_bits(AllReduce<>{.measured_steps = 1, .renew_every = 2}, of).first == whole);
