@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 
+#include <stagger/core/add_up.hpp>
 #include <stagger/core/rows.hpp>
 #include <stagger/core/tensor.hpp>
 
@@ -65,23 +66,26 @@ template <class U> struct Columns<Tensor<U>> {
   }
   static void copy(Tensor<U>& to, Block at, Tensor<U> const& from, Block first, Block size) {
     each_row(to, at, from, first, size,
-             [n = size.columns](U* here, U const* there) { std::copy_n(there, n, here); });
+             [](U* here, U const* there, std::size_t n) { std::copy_n(there, n, here); });
   }
   static void add(Tensor<U>& to, Block at, Tensor<U> const& from, Block first, Block size) {
-    each_row(to, at, from, first, size, [n = size.columns](U* here, U const* there) {
-      for (std::size_t i = 0; i < n; ++i) here[i] += there[i];
-    });
+    each_row(to, at, from, first, size,
+             [](U* here, U const* there, std::size_t n) { add_up(here, &there, 1, n); });
   }
 
  private:
+  /// Visits what is contiguous in both.
   template <class Visit>
-  static void each_row(Tensor<U>& to, Block at, Tensor<U> const& from, Block first, Block& size,
+  static void each_row(Tensor<U>& to, Block at, Tensor<U> const& from, Block first, Block size,
                        Visit visit) {
     std::size_t const here = count(to);
     std::size_t const there = count(from);
+    if (size.columns == here && size.columns == there)
+      return visit(to.data() + at.rows * here, from.data() + first.rows * there,
+                   size.rows * size.columns);
     for (std::size_t r = 0; r < size.rows; ++r)
       visit(to.data() + (at.rows + r) * here + at.columns,
-            from.data() + (first.rows + r) * there + first.columns);
+            from.data() + (first.rows + r) * there + first.columns, size.columns);
   }
 };
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <tuple>
@@ -12,6 +14,7 @@
 #include <stagger/stagger.hpp>
 
 #include "catch.hpp"
+#include "count_allocations.hpp"
 #include "layers/by_work.hpp"
 #include "vgg/images.hpp"
 #include "vgg/model/model.hpp"
@@ -126,6 +129,49 @@ TEST_CASE("vgg/model: dense layers shared by groups change rounding alone, with 
     REQUIRE(shared.size() == whole.size());
     for (std::size_t i = 0; i < whole.size(); ++i)
       REQUIRE(shared[i] == Approx(whole[i]).margin(2e-5));
+  }
+}
+
+#ifdef COUNTS_ALLOCATIONS
+TEST_CASE("vgg/model: groups that share dense layers allocate nothing after the first step",
+          "[vgg]") {
+  Minibatch const minibatch{8, 2};
+  auto const data = vgg::make_textures(1, 40, 10);
+  vgg::Batch batch;
+  data.training.draw(1, 0, minibatch, batch);
+  for (int const threads : {1, 2})
+    for (char const* const schedule : {"1f1b", "zb-h1"}) {
+      CAPTURE(threads, schedule);
+      auto train = pipeline(minibatch).with(
+          stagger::partition::LayerSplit{.group = 2, .threshold = 0},
+          stagger::schedule::Named{.name = schedule}, sgd, stagger::loss::CrossEntropy<float>{},
+          stagger::host::Threads{threads}, stagger::Options{.clip_norm = 1, .replicas = {4}});
+      for (int step = 0; step < 7; ++step)  // until the grouping of sums is decided
+        stagger::run(train.step(batch));
+      REQUIRE(allocations_of([&] {
+                for (int step = 0; step < 3; ++step) stagger::run(train.step(batch));
+              }) == 0);
+    }
+}
+#endif
+
+TEST_CASE("vgg/model: one microbatch in flight keeps 1 / K of what K of them do", "[vgg]") {
+  for (int const members : {2, 4}) {
+    Minibatch const minibatch{16, static_cast<std::size_t>(members)};
+    auto const data = vgg::make_textures(1, 40, 10);
+    vgg::Batch batch;
+    data.training.draw(1, 0, minibatch, batch);
+    auto const activations = [&](char const* schedule) {
+      auto train = pipeline(minibatch).with(
+          stagger::partition::LayerSplit{.group = members, .threshold = 0},
+          stagger::schedule::Named{.name = schedule}, sgd, stagger::loss::CrossEntropy<float>{},
+          stagger::Options{.replicas = stagger::Replicas::even(&members, 1)});
+      for (int step = 0; step < 2; ++step) stagger::run(train.step(batch));
+      return train.memory().activations;
+    };
+    // But for what members take from each other, which has one slot either way.
+    auto const all = static_cast<double>(activations("gpipe"));
+    CHECK(all / static_cast<double>(activations("1f1b")) == Approx(members).epsilon(0.02));
   }
 }
 
