@@ -552,3 +552,65 @@ TEST_CASE("mpi/ParameterServer: refuses workers that differ, and what cannot be"
   REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1 + process()}),
                       Catch::Matchers::Contains("ServerOptions::workers"));
 }
+
+TEST_CASE("mpi/Connections: a worker that refuses what the server says can join again", "[mpi]") {
+  if (processes() == 1) return;
+  /// A worker's end, which does not take the first values that it reads.
+  struct End final : link::MessageEnd {
+    link::MessageEnd* to = nullptr;
+    bool refuses = true;
+    std::span<std::byte> payload_buffer(link::Message const& message) override {
+      if (message.kind == link::MessageKind::newest && std::exchange(refuses, false))
+        link::refuse_message(message, "comes too early");
+      return to->payload_buffer(message);
+    }
+    void received(link::Message const& message) override { to->received(message); }
+    bool next(link::Message& message, std::span<std::byte const>& payload) override {
+      return to->next(message, payload);
+    }
+    void gone(std::exception_ptr why) noexcept override { to->gone(std::move(why)); }
+  };
+  struct Connector final : link::Connector {
+    Connector(sg::mpi::detail::Connections& made, End& own) : all(made), end(own) {}
+    std::unique_ptr<link::Transport> connect(link::MessageEnd& to) override {
+      end.to = &to;
+      return all.connect(1, end);
+    }
+    [[nodiscard]] double deadline_s() const override { return 20; }
+    [[nodiscard]] std::string name() const override { return "process 1"; }
+    sg::mpi::detail::Connections& all;
+    End& end;
+  };
+  struct Silent final : sg::detail::ParameterListener {
+    void arrived(std::size_t, std::uint32_t) noexcept override {}
+    void arrived_last(std::size_t) noexcept override {}
+    void lost(std::exception_ptr) noexcept override {}
+  };
+  auto rules = link::remote_rules(adam, sg::staleness::Synchronous{},
+                                  &sg::detail::optimizer_call<false, sg::optimizer::AdamW>,
+                                  static_cast<sg::detail::LateCalls const*>(nullptr));
+  rules.model_bytes = 1U << 20U;
+  sg::mpi::detail::Connections all(
+      sg::mpi::detail::duplicate(MPI_COMM_WORLD, 20), 20,
+      std::make_shared<link::ServerInProcess>(sg::collective::ServerOptions{}), rules);
+  if (process() == 0) {
+    sg::FixedArray<link::LayerParameters> model(1);
+    sg::List<sg::detail::ParameterDeclaration> declared;
+    declared.emplace_back();
+    declared[0].size = 1;
+    model[0].adopt(std::move(declared), 0, 0);
+    sg::detail::WorkerRules own;
+    own.optimizer = sg::detail::optimizer_call<true>(adam);
+    End end;
+    Silent silent;
+    link::RemoteLink worker(std::make_unique<Connector>(all, end), 0);
+    worker.join({model.data(), 1}, own, silent);
+    worker.begin();
+    REQUIRE_THROWS_WITH(worker.read(0, model[0].values().data()),
+                        Catch::Matchers::Contains("comes too early"));
+    worker.begin();
+    worker.read(0, model[0].values().data());
+    worker.end(nullptr);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+}

@@ -229,12 +229,12 @@ class Connections {
   }
   /// The end has thrown.
   void refuse(Connection& connection, std::exception_ptr const& why) noexcept {
-    if (connection.serves) try {
-        std::string const words = report_of(why).message;
-        post(connection, {.kind = MessageKind::refused, .bytes = words.size()},
-             std::as_bytes(std::span(words)));
-      } catch (...) {  // the worker comes to its deadline
-      }
+    try {
+      std::string const words = connection.serves ? report_of(why).message : std::string();
+      MessageKind const kind = connection.serves ? MessageKind::refused : MessageKind::leave;
+      post(connection, {.kind = kind, .bytes = words.size()}, std::as_bytes(std::span(words)));
+    } catch (...) {  // the other end comes to its deadline
+    }
     end(connection, why);
   }
   static void end(Connection& connection, std::exception_ptr const& why) noexcept {
