@@ -73,13 +73,6 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     session_.send(lock, stream_.begin());
   }
 
-  void wait_until_heard() override {
-    auto lock = session_.lock();
-    session_.require_alive();
-    told_ = false;
-    session_.send({.kind = MessageKind::who});
-    session_.wait(lock, "answered", [this] { return told_; });
-  }
   void read(std::size_t l, std::byte* values) override { fetch(l, values); }
 
   void push(std::size_t l, std::byte const* values, bool last) override {

@@ -78,8 +78,6 @@ class ParameterLink {
 
   /// Begins a stream.
   virtual void begin() = 0;
-  /// Waits until a server in another process has received everything sent to it so far.
-  virtual void wait_until_heard() {}
   /// Reads the newest values of a layer.
   /// @param values  [bytes_of_values()]
   virtual void read(std::size_t layer, std::byte* values) = 0;

@@ -125,11 +125,6 @@ class ShardedLink final : public ParameterLink {
     if (merger_ != nullptr) merger_->begin();
     for (auto const& part : parts_)
       if (part != nullptr) part->begin();
-    // Else the worker's other processes might be through with it before all servers know that this
-    // one has begun, too, and for the servers this one would then have begun the next.
-    if (processes_ > 1)
-      for (auto const& part : parts_)
-        if (part != nullptr) part->wait_until_heard();
   }
   void read(std::size_t l, std::byte* values) override { part_of(l).read(l, values); }
   void push(std::size_t l, std::byte const* values, bool last) override {
