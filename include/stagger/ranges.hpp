@@ -59,7 +59,7 @@ std::span<schedule::Action const> actions(schedule::Table const&& table) = delet
                                                                int rank) {
   if (rank < 0 || rank >= table.ranks()) {
     raise(Errc::bad_configuration, "a table of ", counted(table.ranks(), "rank"), " has no rank ",
-          rank);
+          rank, "; ranks count from 0");
   }
   return table.row(rank);
 }

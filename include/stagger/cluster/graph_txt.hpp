@@ -94,7 +94,8 @@ class GraphReader {
       else
         node(line, number);
     }
-    if (nodes_.empty()) raise(Errc::bad_data, source_, " holds no layer");
+    if (nodes_.empty())
+      raise(Errc::bad_data, source_, " holds no layer; give a profile with a line for each layer");
   }
 
   void node(std::string_view line, std::size_t number) {
@@ -179,7 +180,9 @@ class GraphReader {
         if (--missing[next] == 0) ready.emplace(nodes_[next].number, next);
     }
     if (taken != nodes_.size()) refuse_circle(missing);
-    if (order.empty()) raise(Errc::bad_data, source_, " holds inputs but no layer");
+    if (order.empty())
+      raise(Errc::bad_data, source_,
+            " holds inputs but no layer; give a profile with a line for each layer");
     require_one_end(order);
     return order;
   }

@@ -91,7 +91,7 @@ constexpr void require_supported(Algorithm algorithm, int ranks) {
 ///                link
 [[nodiscard]] constexpr CostLine cost(Algorithm algorithm, int ranks, Link link) {
   if (ranks < 1) {
-    raise(Errc::bad_configuration, "an all-reduce needs at least one rank, not ", ranks);
+    raise(Errc::bad_configuration, "an all-reduce of ", ranks, " ranks has no cost; use 1 or more");
   }
   require_supported(algorithm, ranks);
   detail::require_cost("alpha", link.alpha_s);

@@ -163,7 +163,7 @@ class ServerLayers {
   template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
     if (l >= size())
       raise(Errc::bad_configuration, "the server has ", counted(size(), "layer"),
-            ", but none with the number ", l);
+            ", but none with the number ", l, "; layers count from 0");
     std::lock_guard const lock(mutex(l));
     return read(layers_[l]->history());
   }

@@ -59,7 +59,8 @@ class Communicator {
                cuda::Stream const& stream)
       : issuer_(device.issuer_), state_(std::make_shared<detail::State>()) {
     if (size < 1 || rank < 0 || rank >= size)
-      raise(Errc::bad_configuration, "there is no rank ", rank, " among ", size, " ranks");
+      raise(Errc::bad_configuration, "there is no rank ", rank, " among ", size,
+            " ranks; ranks count from 0");
     cuda::check(cudaSetDevice(device.index()), "select a GPU");
     state_->device = device.index();
     state_->stream = stream.get();

@@ -46,7 +46,7 @@ class GradientGrouping {
     std::size_t const signals = old_.signals.size() + 2 * old_.cells.size();
     if (signals > 65535)
       raise(Errc::bad_schedule, old_.cells.size(), " stages on ", old_.ranks.size(),
-            " ranks need more signals than a program can number");
+            " ranks need more signals than a program can number; use fewer");
     made.signals.resize(signals);
     for (std::size_t r = 0; r < old_.ranks.size(); ++r) made.ranks[r] = computing_rank(r);
     for (std::size_t r = 0; r < old_.ranks.size(); ++r) add_reducer(made, r);

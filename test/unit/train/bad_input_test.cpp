@@ -182,14 +182,16 @@ TEST_CASE("train/bad input: batches that cannot be run are refused and leave the
   CHECK_THROWS_WITH(sg::run(train.step(none)),
                     "a minibatch of 0 microbatches cannot be run; give at least 1");
   CHECK_THROWS_WITH(sg::run(train.evaluate(none)), Catch::Contains("0 microbatches"));
-  CHECK_THROWS_WITH(sg::run(train.step(fewer)), "3 inputs need as many targets, not 2");
-  CHECK_THROWS_WITH(sg::run(train.step(no_targets)), "3 inputs need as many targets, not 0");
+  CHECK_THROWS_WITH(sg::run(train.step(fewer)),
+                    "3 inputs need as many targets, not 2; give one for each");
+  CHECK_THROWS_WITH(sg::run(train.step(no_targets)),
+                    "3 inputs need as many targets, not 0; give one for each");
   CHECK_THROWS_WITH(train.program(0), Catch::Contains("give at least 1"));
   CHECK_THROWS_WITH(train.prepare(0), Catch::Contains("give at least 1"));
   std::vector<float> const inputs(3);
   std::vector<float> outputs(2);
   CHECK_THROWS_WITH(sg::run(train.predict(inputs, outputs)),
-                    "3 inputs need as many outputs, not 2");
+                    "3 inputs need as many outputs, not 2; give one for each");
   CHECK_THROWS_WITH(sg::run(train.predict({}, outputs)), Catch::Contains("0 microbatches"));
   auto one = sg::Pipeline{Layer{hook}}.on_one_device(Loss{hook});
   CHECK_THROWS_WITH(one.step(none), Catch::Contains("0 inputs") && Catch::Contains("at least 1"));

@@ -104,7 +104,8 @@ class Programs {
       raise(Errc::bad_schedule, "the schedule made a table of ", counted(made.ranks(), "rank"),
             ", ", counted(made.stages, "stage"), " and ",
             counted(made.microbatches * made.slices, "microbatch"), " where ", positions_, ", ",
-            stages_, " and ", microbatches, " were asked for");
+            stages_, " and ", microbatches,
+            " were asked for; let table() make what its Shape says");
     if (training && std::all_of(made.actions.begin(), made.actions.end(), [](auto const& action) {
           return action.kind == schedule::Kind::forward;
         }))

@@ -52,7 +52,7 @@ class MachineSession : public Session {
       if (inputs != 0 && inputs != beside)
         raise(Errc::bad_configuration, inputs,
               inputs == 1 ? " input needs as many " : " inputs need as many ", name, ", not ",
-              beside);
+              beside, "; give one for each");
       request.program = program(inputs, training);
     } catch (...) {
       refused(std::current_exception());

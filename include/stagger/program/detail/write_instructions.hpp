@@ -49,7 +49,7 @@ namespace stagger::detail {
   std::size_t const outside = exchanges ? flow.cells.size() : 0;
   if (done + ranks + outside > 65535)
     raise(Errc::bad_schedule, flow.cells.size(), " stages on ", ranks,
-          " ranks need more signals than a program can number");
+          " ranks need more signals than a program can number; use fewer");
   program.signals.resize(done + ranks + outside);
   for (auto const& edges : flow.sent)
     for (DirectedEdge const& e : edges) {
