@@ -27,6 +27,7 @@
 #include "catch.hpp"
 #include "count_new.hpp"
 #include "engine/row_oracle.hpp"
+#include "engine/split_model.hpp"
 #include "trap_model.hpp"
 
 using namespace small_model;
@@ -58,6 +59,24 @@ TEST_CASE("mpi/Processes: later steps allocate nothing, whatever arrives when", 
     count(made(GPipe{}), 2, {3, 1}, clips);
     count(made(Chimera{}), 4, {}, clips);
   }
+}
+
+TEST_CASE("mpi/groups: later steps of members that share layers allocate nothing", "[mpi]") {
+  for (int const members : {2, 4})
+    for (bool const pairs : {false, true}) {
+      split_model::Case of{.members = members, .groups = 4 / members, .pairs = pairs};
+      of.options.deadline_s = 600;
+      auto train = split_model::pipeline<float>(
+          sg::mpi::Processes{}, of,
+          sg::collective::AllReduce<sg::collective::grouping::Layerwise>{});
+      auto const data = split_model::batch<float>(0, 2, 17);
+      for (int step = 0; step < 3; ++step) sg::run(train.step(data));
+      allocations = 0;
+      counting = true;
+      for (int step = 0; step < 25; ++step) sg::run(train.step(data));
+      counting = false;
+      CHECK(allocations == 0);
+    }
 }
 
 namespace {

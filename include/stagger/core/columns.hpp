@@ -7,16 +7,11 @@
 #include <cstddef>
 
 #include <stagger/core/add_up.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/rows.hpp>
 #include <stagger/core/tensor.hpp>
 
 namespace stagger {
-
-/// Rows and columns of a value, from a corner on.
-struct Block {
-  std::size_t rows = 0;
-  std::size_t columns = 0;
-};
 
 /// A value of rows that are divided into columns, the features of a layer.
 ///  - `columns()`: how many each row has

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Ranges of consecutive indices or bytes.
+/// @file   Ranges of consecutive indices or bytes, and blocks of rows and columns.
 
 #include <stagger/core/requirements.hpp>
 
@@ -25,6 +25,12 @@ struct IndexRange {
   [[nodiscard]] constexpr At begin() const noexcept { return {first}; }
   [[nodiscard]] constexpr At end() const noexcept { return {last}; }
   [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
+};
+
+/// Rows and columns of a value, from a corner on.
+struct Block {
+  std::size_t rows = 0;
+  std::size_t columns = 0;
 };
 
 namespace detail {

@@ -37,6 +37,7 @@ class GroupDivision {
       : setup_(setup), layers_(layers), model_(std::make_shared<GroupedModel>()) {
     model_->ops = setup.groups.ops;
     model_->append_states = setup.groups.ops->append_states;
+    model_->put_back = setup.groups.ops->put_back;
   }
 
   [[gnu::cold]] std::shared_ptr<Grouped const> make() {
@@ -53,6 +54,7 @@ class GroupDivision {
     model_->model_layers = layers_.size();
     model_->divided.members = choice.members;
     for (std::size_t first = 0; first < whole_.size();) first = add_section(first);
+    describe();
     if (plan_.end != partition::Cut::none) add_end();
     model_->divided.stages = static_cast<int>(model_->table_stage.size());
     layers_ = std::move(made_);
@@ -121,12 +123,27 @@ class GroupDivision {
     model_->divided.chain.push_back(section);
     model_->stage_at.push_back(table_stage_);
     int const members = section.grouped ? model_->divided.members : 1;
+    for (std::size_t l = first; l < end; ++l)
+      model_->wholes.push_back({made_.size() + (l - first), members, end - first,
+                                plan_.layers[l].by != SplitBy::nothing});
     for (int m = 0; m < members; ++m) {
       if (made_.size() != 0) model_->cuts.push_back(static_cast<int>(made_.size()));
       model_->table_stage.push_back(section.table_stage);
       for (std::size_t l = first; l < end; ++l) add_layer(l, m, members);
     }
     return end;
+  }
+
+  /// As processes compare it.
+  [[gnu::cold]] void describe() {
+    auto& words = model_->description;
+    words = text("group ", plan_.members, ", layers");
+    for (std::size_t l = 0; l < plan_.layers.size(); ++l)
+      if (SplitBy const by = plan_.layers[l].by; by != SplitBy::nothing)
+        words += text(" ", of_model_[l].number,
+                      by == SplitBy::outputs  ? " by outputs"
+                      : by == SplitBy::inputs ? " by inputs"
+                                              : " inside");
   }
 
   /// Adds the layer before the loss, which every member has.
@@ -262,121 +279,119 @@ struct GroupExchange {
   }
 };
 
-/// Parameters whose pieces are with the members, put together as the caller sees them.
+/// Parameters of which members have pieces, as the whole that the caller sees. Over processes, only
+/// some members' parts are here.
 struct GroupParameters {
-  /// Calls `visit(section, layer)` for each layer of the model; `layer` is the machine's layer of
-  /// member 0.
-  template <class Visit> static void each_layer(ModelState const& model, Visit visit) {
-    auto const& sections = static_cast<GroupedModel const&>(*model.grouped).divided;
-    for (Section const& section : sections.chain)
-      for (std::size_t const l : model.layers_of(section.stage))
-        visit(section.grouped ? sections.members : 1, l);
-  }
-  /// The machine's number of the same layer of another member.
-  static std::size_t layer_of(ModelState const& model, std::size_t layer, int member) {
-    std::size_t stage = 0;
-    while (model.first_layer[stage + 1] <= layer) ++stage;
-    return layer + static_cast<std::size_t>(member) * model.layers_of(stage).size();
-  }
+  using Whole = Grouped::Whole;
 
   /// Refuses parts whose parameters are not pieces of whole ones.
   [[gnu::cold]] static void require_pieces(ModelState const& model) {
-    each_layer(model, [&](int members, std::size_t l) {
-      if (!model.grouped->layers[l].split) return;
-      for (std::size_t p = 0; p < model.parameters[l].count(); ++p) {
-        std::size_t const whole = model.parameters[l].declaration(p).piece.whole;
+    for (Whole const& of : model.grouped->wholes) {
+      if (!of.split) continue;
+      auto const& first = model.parameters[of.first];
+      for (std::size_t p = 0; p < first.count(); ++p) {
+        std::size_t const whole = first.declaration(p).piece.whole;
         std::size_t sum = 0;
-        for (int m = 0; m < members; ++m) {
-          auto const& part = model.parameters[layer_of(model, l, m)];
+        for (int m = 0; m < of.members; ++m) {
+          auto const& part = model.parameters[of.of(m)];
           if (part.count() > p) sum += part.declaration(p).size;
         }
         if (whole == 0 || sum != whole)
-          raise(Errc::bad_configuration, "the parameter '", model.parameters[l].declaration(p).name,
-                "' of layer ", model.number(l), " has ", sum, " elements in the parts of ",
-                counted(members, "member"), " and ", whole,
+          raise(Errc::bad_configuration, "the parameter '", first.declaration(p).name,
+                "' of layer ", first.number(), " has ", sum, " elements in the parts of ",
+                counted(of.members, "member"), " and ", whole,
                 " in the whole; let part() give each member a Parameter::piece of it, and each "
                 "element to one of them");
       }
-    });
+    }
   }
 
-  [[gnu::cold]] static void append_states(ModelState& model, std::vector<ParameterState>& states) {
-    auto& shown = model.shown_wholes;
+  [[gnu::cold]] static void append_states(ModelState& model, std::vector<ParameterState>& states,
+                                          bool own) {
+    put_back(model);
     std::size_t pieces = 0;
-    each_layer(model, [&](int, std::size_t l) {
-      if (model.grouped->layers[l].split) pieces += model.parameters[l].count();
-    });
-    shown = FixedArray<ShownWhole>(pieces);
+    for (Whole const& of : model.grouped->wholes)
+      if (of.split) pieces += model.parameters[of.first].count();
+    model.shown_wholes = FixedArray<ShownWhole>(pieces);
     std::size_t next = 0;
-    each_layer(model, [&](int, std::size_t l) {
+    for (Whole const& of : model.grouped->wholes) {
+      int const here = first_here(model, of);
+      auto& layer = model.parameters[of.of(here < 0 ? 0 : here)];
       std::size_t const first = states.size();
-      model.parameters[l].append_states(states);
-      if (!model.grouped->layers[l].split) return;
-      for (std::size_t p = 0; first + p < states.size(); ++p) {
-        ShownWhole& whole = shown[next++];
-        whole.layer = l;
+      if (own && here < 0) {
+        layer.append_own(states);
+        continue;
+      }
+      layer.append_states(states);
+      std::vector<ParameterState> others;
+      for (int m = 0; m < of.members; ++m)
+        if (auto& part = model.parameters[of.of(m)];
+            &part != &layer && (part.present() || (of.split && !own)))
+          part.append_states(others);
+      for (std::size_t p = 0; of.split && first + p < states.size(); ++p) {
+        ShownWhole& whole = model.shown_wholes[next++];
+        whole.of = of;
         whole.parameter = p;
         ParameterState& state = states[first + p];
-        std::size_t const bytes = whole_bytes(model, l, p);
-        for (std::size_t b = 0; b < 3; ++b) {
+        for (std::size_t b = 0; b <= static_cast<std::size_t>(model.optimizer.states); ++b) {
           auto& memory = b == 0 ? state.value : state.state[b - 1];
-          if (b > static_cast<std::size_t>(model.optimizer.states)) break;
-          whole.blocks[b].make(nullptr, bytes);
+          whole.blocks[b].make(nullptr, whole_bytes(layer, p));
           memory = whole.blocks[b].span();
         }
         copy(model, whole, false);
       }
-    });
+    }
   }
 
-  [[gnu::cold]] static void take_back(ModelState& model) {
-    auto& shown = model.shown_wholes;
-    for (ShownWhole& whole : shown) copy(model, whole, true);
-    shown = {};
-    each_layer(model, [&](int members, std::size_t l) {
-      if (model.grouped->layers[l].split) return;
-      for (int m = 1; m < members; ++m) {
-        auto const from = model.parameters[l].blocks();
-        auto const to = model.parameters[layer_of(model, l, m)].blocks();
+  [[gnu::cold]] static void put_back(ModelState& model) {
+    for (ShownWhole& whole : model.shown_wholes) copy(model, whole, true);
+    model.shown_wholes = {};
+    for (Whole const& of : model.grouped->wholes) {
+      int const here = of.split ? -1 : first_here(model, of);
+      for (int m = here + 1; here >= 0 && m < of.members; ++m) {
+        auto const from = model.parameters[of.of(here)].shown_blocks();
+        auto const to = model.parameters[of.of(m)].shown_blocks();
         for (std::size_t b = 0; b < from.size(); ++b)
-          if (!from[b].empty()) std::memcpy(to[b].data(), from[b].data(), from[b].size());
+          if (!from[b].empty() && from[b].size() == to[b].size())
+            std::memcpy(to[b].data(), from[b].data(), from[b].size());
       }
-    });
+    }
   }
 
   [[gnu::cold]] static List<ParameterShape> shapes(ModelState const& model) {
     List<ParameterShape> shapes;
-    each_layer(model, [&](int, std::size_t l) {
-      for (std::size_t p = 0; p < model.parameters[l].count(); ++p) {
-        shapes.push_back(model.parameters[l].shape(p));
-        if (model.grouped->layers[l].split) shapes.back().bytes = whole_bytes(model, l, p);
+    for (Whole const& of : model.grouped->wholes) {
+      auto const& layer = model.parameters[of.first];
+      for (std::size_t p = 0; p < layer.count(); ++p) {
+        shapes.push_back(layer.shape(p));
+        if (of.split) shapes.back().bytes = whole_bytes(layer, p);
       }
-    });
+    }
     return shapes;
   }
 
  private:
-  static std::size_t whole_bytes(ModelState const& model, std::size_t l, std::size_t p) {
-    auto const& declaration = model.parameters[l].declaration(p);
+  static std::size_t whole_bytes(LayerParameters const& part, std::size_t p) {
+    auto const& declaration = part.declaration(p);
     return declaration.piece.whole * element_bytes(declaration.type);
+  }
+
+  /// The first member whose part or copy is here; -1: none.
+  static int first_here(ModelState const& model, Whole const& of) {
+    for (int m = 0; m < of.members; ++m)
+      if (model.parameters[of.of(m)].present()) return m;
+    return -1;
   }
 
   /// @param back  from the whole to the pieces
   [[gnu::cold]] static void copy(ModelState& model, ShownWhole& whole, bool back) {
-    int const members = static_cast<GroupedModel const&>(*model.grouped).divided.members;
-    for (int m = 0; m < members; ++m) {
-      auto const& part = model.parameters[layer_of(model, whole.layer, m)];
-      auto const& declaration = part.declaration(whole.parameter);
-      std::size_t const each = element_bytes(declaration.type);
-      auto const blocks = part.blocks();
-      for (std::size_t b = 0; b < blocks.size(); ++b) {
-        if (whole.blocks[b].size() == 0) continue;
-        std::byte* const own = blocks[b].data() + part.range(whole.parameter).first;
-        for (std::size_t i = 0; i < declaration.size; ++i) {
-          std::byte* const there = whole.blocks[b].data() + declaration.piece.element(i) * each;
-          std::memcpy(back ? own + i * each : there, back ? there : own + i * each, each);
-        }
-      }
+    for (int m = 0; m < whole.of.members; ++m) {
+      auto const& part = model.parameters[whole.of.of(m)];
+      auto const blocks = part.shown_blocks();
+      for (std::size_t b = 0; b < blocks.size(); ++b)
+        if (whole.blocks[b].size() != 0 && !blocks[b].empty())
+          part.copy_piece(whole.parameter, blocks[b].data() + part.range(whole.parameter).first,
+                          whole.blocks[b].data(), back);
     }
   }
 };
@@ -430,7 +445,7 @@ inline constexpr GroupOps group_ops{
     &GroupExchange::take,
     &GroupExchange::each_message,
     &GroupParameters::append_states,
-    &GroupParameters::take_back,
+    &GroupParameters::put_back,
     &GroupParameters::shapes,
     &GroupTables::join_spans};
 

@@ -58,7 +58,7 @@ class Machine : public StepStatus {
   /// Shows every parameter to the caller, in layer order.
   /// @param own  only those in this process; of the others, only the names
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool own = false) {
-    if (model.memory != nullptr || model.grouped != nullptr) take_back_shown();
+    if (model.memory != nullptr) take_back_shown();
     model.append_states(states, own);
   }
   /// Takes over what the caller has written into the copies of parameters.
@@ -113,9 +113,9 @@ class Machine : public StepStatus {
     begin_status();
     run.gradient_norm = 0;
     for (auto& end_of_step : run.end_of_step) end_of_step.updated = false;
-    if (!model.shards ||
-        run.program->training)  // otherwise it may not be known yet which rank has which state
-      take_back_shown();
+    model.put_back_wholes();
+    // Before the first training step it may not be known which rank has which state.
+    if (!model.shards || run.program->training) take_back_shown();
     if (run.program->training && !run.program->flushes && exchange_ == nullptr)
       for (auto& parameters : model.parameters) parameters.save();
     traffic.begin_step(arguments, model, model.memory != nullptr);

@@ -131,8 +131,8 @@ template <class Device>
   if (setup.groups.ops != nullptr && setup.groups.members != 1) {
     if constexpr (!Device::traits.shares_layers)
       raise(Errc::bad_configuration,
-            "this device cannot run groups of ranks that share layers; use host::Threads, or "
-            "leave partition::LayerSplit out");
+            "this device cannot run groups of ranks that share layers; use host::Threads or "
+            "mpi::Processes, or leave partition::LayerSplit out");
     timed.grouped = setup.groups.ops->divide(setup, layers);
   }
   if constexpr (Device::traits.shares_time)

@@ -201,8 +201,8 @@ struct GroupOps {
   /// Reports what a gathering instruction takes from each other member of the group.
   void (*each_message)(Machine const&, Instruction const&, void* self,
                        void (*visit)(void* self, int rank, std::uint64_t bytes));
-  void (*append_states)(ModelState&, std::vector<ParameterState>&);
-  void (*take_back)(ModelState&);
+  void (*append_states)(ModelState&, std::vector<ParameterState>&, bool own);
+  void (*put_back)(ModelState&);
   List<ParameterShape> (*shapes)(ModelState const&);
   /// Joins the spans of sections to spans of the table's actions.
   void (*join_spans)(Grouped const&, List<schedule::Span> const&, std::vector<schedule::Span>&);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Rows of a value whose type is erased: ranges of them, and copies.
+/// @file   Rows of a value whose type is erased, and columns of them: ranges, and copies.
 
 #include <algorithm>
 #include <cstddef>
 
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/slots.hpp>
 
@@ -38,29 +39,49 @@ inline void take_rows(SlotType const& type, void* to, void const* from, RowRange
   type.copy_rows(to, 0, from, (taken.first - rows.first) * each, taken.count() * each);
 }
 
-/// Copies the rows of a value that go to another process, and puts received rows back where they
-/// belong. Keeps one object of each type.
+/// Which columns of a value are taken.
+struct TakenColumns {
+  ColumnOps const* ops = nullptr;  // null: all
+  IndexRange of{};
+  std::size_t all = 0;  // that the value has
+  [[nodiscard]] bool some() const noexcept { return ops != nullptr && of.size() != all; }
+};
+
+/// Copies the rows, or a block of rows and columns, of a value that goes to another process, and
+/// puts what is received back where it belongs. Keeps one object of each type.
 class RowSplitter {
  public:
-  /// @param rows   rows of the microbatch that `value` has
-  /// @param taken  some of these rows
-  /// @return  an object with the rows that are taken; null if these are all rows, or if the value's
-  ///          rows do not correspond to those of the microbatch
+  /// @param rows   of the microbatch that `value` has
+  /// @param taken  a part of them
+  /// @return  an object with what is taken; null for all, and for a value whose rows do not go with
+  ///          those of the microbatch
   [[nodiscard]] void const* split(SlotType const& type, void const* value, RowRange rows,
-                                  RowRange taken) {
-    if (taken.count() == 0 || taken.count() == rows.count()) return nullptr;
+                                  RowRange taken, TakenColumns const& columns = {}) {
+    if (taken.count() == 0 || (taken.count() == rows.count() && !columns.some())) return nullptr;
     std::size_t const each = rows_for_each(type, value, rows.count());
     if (each == 0) return nullptr;
     void* const part = object(type);
-    take_rows(type, part, value, rows, taken, each);
+    if (!columns.some()) {
+      take_rows(type, part, value, rows, taken, each);
+      return part;
+    }
+    Block const size{taken.count() * each, columns.of.size()};
+    columns.ops->resize(part, value, size);
+    columns.ops->copy(part, {}, value, {(taken.first - rows.first) * each, columns.of.first}, size);
     return part;
   }
-  /// Copies the rows of `part` into a value with the rows `rows`; its other rows are unspecified.
-  void put_back(SlotType const& type, void* value, RowRange rows, RowRange taken,
-                void const* part) {
+  /// Puts `part` back into a value of `rows`, where all else is unspecified.
+  void put_back(SlotType const& type, void* value, RowRange rows, RowRange taken, void const* part,
+                TakenColumns const& columns = {}) {
     std::size_t const each = type.rows(part) / taken.count();
-    type.resize_rows(value, part, rows.count() * each);
-    type.copy_rows(value, (taken.first - rows.first) * each, part, 0, taken.count() * each);
+    std::size_t const first = (taken.first - rows.first) * each;
+    std::size_t const count = taken.count() * each;
+    if (!columns.some()) {
+      type.resize_rows(value, part, rows.count() * each);
+      return type.copy_rows(value, first, part, 0, count);
+    }
+    columns.ops->resize(value, part, {rows.count() * each, columns.all});
+    columns.ops->copy(value, {first, columns.of.first}, part, {}, {count, columns.of.size()});
   }
   /// The object of a type into which rows are copied and received.
   [[nodiscard]] void* object(SlotType const& type) {

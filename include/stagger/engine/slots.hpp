@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <stagger/core/alignment.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/rows.hpp>
 
 namespace stagger {
@@ -43,6 +44,15 @@ template <class T> [[nodiscard]] std::uint64_t payload_bytes(T const& value) {
   else
     return byte_count(value);
 }
+
+/// Columns of a value whose type is erased.
+struct ColumnOps {
+  std::size_t (*count)(void const*);
+  void (*resize)(void* to, void const* like, Block);
+  void (*copy)(void* to, Block at, void const* from, Block first, Block size);
+  void (*add)(void* to, Block at, void const* from, Block first, Block size);
+  std::uint64_t (*bytes)(void const*, Block);  // bytes of a block of so many rows and columns
+};
 
 /// The functions that make, find and destroy the objects of one type.
 struct SlotType {

@@ -171,6 +171,7 @@ struct Processes {
                                        .holds_own_stages = true,
                                        .gathers_parameters = true,
                                        .outside_signals = true,
+                                       .shares_layers = true,
                                        .starts_together = true};
 
   MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages

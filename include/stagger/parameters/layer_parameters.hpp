@@ -184,9 +184,17 @@ class LayerMemory : public LayerShape {
   /// The memory that has the parameters; null: the host's.
   [[nodiscard]] ParameterMemory const* memory() const noexcept { return blocks_.memory; }
   [[nodiscard]] ParameterBlocks const& stored() const noexcept { return blocks_; }
+  /// Whether there is memory for it.
+  [[nodiscard]] bool present() const noexcept { return present_; }
   /// Version 0 of the values, and the states.
   [[nodiscard]] std::array<std::span<std::byte>, 3> blocks() const noexcept {
     return {{values(), blocks_.states[0].span(), blocks_.states[1].span()}};
+  }
+  /// The same as the host is shown them, which may be copies of states that are shared out.
+  /// @pre  they lie on the host
+  [[nodiscard]] std::array<std::span<std::byte>, 3> shown_blocks() const noexcept {
+    if (!shards_) return blocks();
+    return {{values(), shown_.blocks()[1].span(), shown_.blocks()[2].span()}};
   }
   /// Version 0 of the values, in its own memory.
   [[nodiscard]] std::span<std::byte> values() const noexcept { return blocks_.values[0].span(); }

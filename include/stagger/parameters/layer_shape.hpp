@@ -72,6 +72,20 @@ class LayerShape {
     return {offsets_[i], offsets_[i] + value_bytes(i)};
   }
 
+  /// Copies a piece of a parameter to its place in the whole, or from there.
+  /// @param piece  [value_bytes(i)]
+  /// @param whole  likewise of the whole
+  [[gnu::cold]] void copy_piece(std::size_t i, std::byte* piece, std::byte* whole,
+                                bool back) const noexcept {
+    ParameterDeclaration const& d = declarations_[i];
+    std::size_t const each = element_bytes(d.type);
+    for (std::size_t e = 0; e < d.size; ++e) {
+      std::byte* const here = piece + e * each;
+      std::byte* const there = whole + d.piece.element(e) * each;
+      std::memcpy(back ? here : there, back ? there : here, each);
+    }
+  }
+
   /// Values of the layer, in bytes.
   [[nodiscard]] std::size_t bytes_of_values() const noexcept { return size_; }
 

@@ -18,11 +18,7 @@
 #include <stagger/partition/even.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/program/check_program.hpp>
-#include <stagger/schedule/chimera.hpp>
-#include <stagger/schedule/gpipe.hpp>
-#include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
-#include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/train/pipeline.hpp>
 
@@ -266,44 +262,6 @@ TEST_CASE("engine/groups: every pattern of split layers has the gradients of one
         REQUIRE(apart<double>(sg::host::Threads{pattern % 4 == 0 ? 2 : 1}, of) < 1e-12);
       }
 }
-
-namespace {
-
-/// Schedules, positions and threads, for a group of 2 or 3.
-std::vector<Case> wide() {
-  using namespace sg::schedule;
-  std::vector<Case> cases;
-  auto const add = [&](Made const& schedule, std::vector<int> cuts, std::vector<int> counts) {
-    auto const number = static_cast<unsigned>(cases.size());
-    Case of{.pattern = number % 2 == 0 ? 15U : 13U - number % 8, .schedule = schedule};
-    of.pairs = number % 3 == 0;
-    of.microbatches = std::array{4, 2, 8}[number % 3];
-    of.cuts = std::move(cuts);
-    of.counts = std::move(counts);
-    of.options.recompute = number % 4 == 1;
-    if (number % 2 == 0) of.options.spare_slots = number % 4 / 2;
-    if (number % 3 != 0) of.options.clip_norm = 0.05;
-    cases.push_back(of);
-  };
-  for (Made const& schedule : {made(GPipe{}), made(OneFOneB{}), made(ZeroBubbleH1{})}) {
-    add(schedule, {}, {2});
-    add(schedule, {}, {4});
-    add(schedule, {3}, {2, 2});
-    add(schedule, {4}, {4, 4});
-    add(schedule, {4}, {4, 2});
-    add(schedule, {3}, {2, 4});
-    add(schedule, {1}, {3, 2});
-    add(schedule, {1}, {1, 4});
-    add(schedule, {1, 3, 5}, {3, 2, 2, 4});
-  }
-  add(made(Interleaved{}), {1, 3, 5}, {2, 2});
-  add(made(Interleaved{}), {2, 3, 5}, {4, 2});
-  add(made(Chimera{}), {3}, {2, 2});
-  add(made(Chimera{}), {1}, {2, 2});
-  return cases;
-}
-
-}  // namespace
 
 TEST_CASE("engine/groups: schedules, positions and threads do not change what groups compute",
           "[engine]") {

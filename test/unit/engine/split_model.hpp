@@ -4,6 +4,7 @@
 #include "catch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +18,11 @@
 #include <stagger/engine/groups.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/layer_split.hpp>
+#include <stagger/schedule/chimera.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/train/pipeline.hpp>
 
@@ -225,7 +230,9 @@ inline sg::Replicas replicas(std::size_t positions, int each) {
   return sg::Replicas::even(counts.data(), counts.size());
 }
 
-template <class T, class Device> auto pipeline(Device device, Case const& of) {
+/// @param more  policies
+template <class T, class Device, class... More>
+auto pipeline(Device device, Case const& of, More const&... more) {
   sg::Options options = of.options;
   options.seed = 7;
   std::size_t const positions =
@@ -234,7 +241,7 @@ template <class T, class Device> auto pipeline(Device device, Case const& of) {
   if (!of.counts.empty()) options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
   return sg::Pipeline{model<T>(of.pattern)}.with(
       sg::partition::LayerSplit<>{of.members, {of.cuts}, of.threshold, of.pairs}, of.schedule,
-      sg::loss::MeanSquaredError<T>{}, optimizer(), std::move(device), options);
+      sg::loss::MeanSquaredError<T>{}, optimizer(), std::move(device), options, more...);
 }
 
 template <class T> auto one_device(Case const& of) {
@@ -243,6 +250,40 @@ template <class T> auto one_device(Case const& of) {
   options.clip_norm = of.options.clip_norm;
   return sg::Pipeline{model<T>(of.pattern)}.on_one_device(sg::loss::MeanSquaredError<T>{},
                                                           optimizer(), options);
+}
+
+/// Schedules, positions and threads, for a group of 2 or 3.
+inline std::vector<Case> wide() {
+  using namespace sg::schedule;
+  std::vector<Case> cases;
+  auto const add = [&](Made const& schedule, std::vector<int> cuts, std::vector<int> counts) {
+    auto const number = static_cast<unsigned>(cases.size());
+    Case of{.pattern = number % 2 == 0 ? 15U : 13U - number % 8, .schedule = schedule};
+    of.pairs = number % 3 == 0;
+    of.microbatches = std::array{4, 2, 8}[number % 3];
+    of.cuts = std::move(cuts);
+    of.counts = std::move(counts);
+    of.options.recompute = number % 4 == 1;
+    if (number % 2 == 0) of.options.spare_slots = number % 4 / 2;
+    if (number % 3 != 0) of.options.clip_norm = 0.05;
+    cases.push_back(of);
+  };
+  for (Made const& schedule : {made(GPipe{}), made(OneFOneB{}), made(ZeroBubbleH1{})}) {
+    add(schedule, {}, {2});
+    add(schedule, {}, {4});
+    add(schedule, {3}, {2, 2});
+    add(schedule, {4}, {4, 4});
+    add(schedule, {4}, {4, 2});
+    add(schedule, {3}, {2, 4});
+    add(schedule, {1}, {3, 2});
+    add(schedule, {1}, {1, 4});
+    add(schedule, {1, 3, 5}, {3, 2, 2, 4});
+  }
+  add(made(Interleaved{}), {1, 3, 5}, {2, 2});
+  add(made(Interleaved{}), {2, 3, 5}, {4, 2});
+  add(made(Chimera{}), {3}, {2, 2});
+  add(made(Chimera{}), {1}, {2, 2});
+  return cases;
 }
 
 }  // namespace split_model

@@ -134,7 +134,7 @@ struct Execution {
 
   /// Takes over what the caller has written into copies of parameters.
   [[gnu::cold]] void take_back(ModelState& model) {
-    if (model.grouped != nullptr) return model.grouped->ops->take_back(model);
+    if (model.grouped != nullptr) model.grouped->put_back(model);
     for (auto& layer : model.parameters) layer.take_back();
     for (std::size_t s = 0; s < storage.size(); ++s)
       for (auto* owner = storage[s].next.get(); owner != nullptr; owner = owner->next.get())

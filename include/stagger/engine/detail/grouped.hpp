@@ -4,19 +4,15 @@
 ///         it.
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/traffic.hpp>
 
 namespace stagger::detail {
-
-/// A parameter whose pieces are with the members of a group, put together for the caller.
-struct ShownWhole {
-  std::size_t layer = 0;      // the engine's number of member 0's layer
-  std::size_t parameter = 0;  // number in that layer
-  ParameterBlock blocks[3];   // values, then states
-};
 
 struct GroupOps;
 struct ModelState;
@@ -31,15 +27,46 @@ struct Grouped {
     std::size_t first_column = 0;  // at which its input begins
     double work = 1;               // share of the work of the user's layer; 0 if there is none
   };
+  /// A layer of the model, or one of the two that it is divided into.
+  struct Whole {
+    std::size_t first = 0;   // member 0's part or copy of it, in the engine
+    int members = 1;         // that have one
+    std::size_t stride = 0;  // from a member's to that of the next one
+    bool split = false;      // they are parts
+    [[nodiscard]] std::size_t of(int member) const noexcept {
+      return first + static_cast<std::size_t>(member) * stride;
+    }
+  };
   GroupOps const* ops = nullptr;
-  /// Shows every parameter to the caller.
-  void (*append_states)(ModelState&, std::vector<ParameterState>&) = nullptr;
+  /// Shows every parameter to the caller; if `own`, only those of which there is something here.
+  void (*append_states)(ModelState&, std::vector<ParameterState>&, bool own) = nullptr;
+  /// What the caller may have written goes to the members, as far as they are here.
+  void (*put_back)(ModelState&) = nullptr;
   List<Entry> layers;
+  List<Whole> wholes;     // in order
   std::vector<int> cuts;  // [stages - 1] first layer of each stage of programs after the first
   List<int> table_stage;  // [stages of programs] stage of the table
   List<int> stage_at;     // [depths] stage of the table
   int table_stages = 0;
   std::size_t model_layers = 0;
+  std::string description;  // which layers are shared, and how
+
+  /// What a value counts as that one cell takes from another.
+  /// @param grouped  null: no layer is shared
+  [[nodiscard]] static TrafficKind kind(Grouped const* grouped, Cell const& maker,
+                                        Cell const& taker, bool forward) noexcept {
+    bool const shared =
+        grouped != nullptr && grouped->stage_at[maker.depth] == grouped->stage_at[taker.depth];
+    if (forward) return shared ? TrafficKind::shared_activations : TrafficKind::activations;
+    return shared ? TrafficKind::shared_gradients : TrafficKind::gradients;
+  }
+};
+
+/// A parameter of which members of a group have pieces each, put together for the caller.
+struct ShownWhole {
+  Grouped::Whole of;
+  std::size_t parameter = 0;  // of the layer
+  ParameterBlock blocks[3];   // values, then states
 };
 
 }  // namespace stagger::detail

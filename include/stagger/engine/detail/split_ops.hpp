@@ -26,15 +26,6 @@ template <class T> struct PutTogether {
 };
 template <class L> LayerOps const& ops_of();
 
-/// Columns of a value whose type is erased.
-struct ColumnOps {
-  std::size_t (*count)(void const*);
-  void (*resize)(void* to, void const* like, Block);
-  void (*copy)(void* to, Block at, void const* from, Block first, Block size);
-  void (*add)(void* to, Block at, void const* from, Block first, Block size);
-  std::uint64_t (*bytes)(void const*, Block);  // bytes of a block of so many rows and columns
-};
-
 template <class T> struct ColumnFunctions {
   using Of = Columns<T>;
   static std::size_t count(void const* value) { return Of::count(*static_cast<T const*>(value)); }

@@ -152,13 +152,7 @@ class TrafficCounts {
         takes_columns(to))
       taken = taken * taker.columns.size() / taker.features;
     Cell const& maker = program_->cells[from];
-    bool const shared =
-        grouped_ != nullptr && grouped_->stage_at[maker.depth] == grouped_->stage_at[taker.depth];
-    total_.add(maker.rank,
-               shared ? (forward ? TrafficKind::shared_activations : TrafficKind::shared_gradients)
-               : forward ? TrafficKind::activations
-                         : TrafficKind::gradients,
-               {1, taken});
+    total_.add(maker.rank, Grouped::kind(grouped_, maker, taker, forward), {1, taken});
   }
   /// Whether a cell receives only its own columns of the gradients of its output.
   [[nodiscard]] bool takes_columns(std::size_t c) const {

@@ -37,9 +37,16 @@ class EdgeValues {
   }
 
   /// What goes with a signal.
-  [[nodiscard]] TrafficKind kind(std::uint32_t signal) const {
-    if (value_of(signal).type == nullptr) return TrafficKind::control;
-    return is_forward(signal) ? TrafficKind::activations : TrafficKind::gradients;
+  /// @param to  [ranks] whether the receiver's process runs the rank
+  [[nodiscard]] TrafficKind kind(std::uint32_t signal, bool const* to) const {
+    Value const value = value_of(signal);
+    if (value.type == nullptr || is_there(value, to)) return TrafficKind::control;
+    if (!value.by_rows) return value.forward ? TrafficKind::activations : TrafficKind::gradients;
+    RowEdge const& edge = program().row_edges[value.row_edge];
+    auto const& cells = program().cells;
+    return stagger::detail::Grouped::kind(machine_.model.grouped.get(), cells[value.sender],
+                                          cells[value.forward ? edge.to : edge.from],
+                                          value.forward);
   }
 
   /// Writes the value that a signal announces.
@@ -47,15 +54,16 @@ class EdgeValues {
   /// @return whether there is one
   bool write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
     Value const value = value_of(signal);
-    if (value.type == nullptr) return false;
+    if (value.type == nullptr || is_there(value, to)) return value.type != nullptr;
     PortType const& type = port(*value.type);
     std::uint16_t const slot = value.forward ? in.y : in.dx;
     out.add(slot);
     void const* from = value.places[slot];
     if (value.by_rows) {
       RowRange const rows = rows_of(value.sender, in.microbatch);
-      RowRange const taken = taken_of(value, rows, in.microbatch, to);
-      void const* const part = row_splitter_.split(*value.type, from, rows, taken);
+      Taken const taken = taken_of(value, rows, in.microbatch, to);
+      void const* const part =
+          row_splitter_.split(*value.type, from, rows, taken.rows, taken.columns);
       out.add(in.microbatch);
       out.add(part != nullptr);
       if (part != nullptr) from = part;
@@ -69,7 +77,7 @@ class EdgeValues {
   /// @return whether the signal announces one
   bool read(ByteReader& in, std::uint32_t signal, bool const* own) const {
     Value const value = value_of(signal);
-    if (value.type == nullptr) return false;
+    if (value.type == nullptr || is_there(value, own)) return value.type != nullptr;
     PortType const& type = port(*value.type);
     auto const slot = in.take<std::uint16_t>();
     auto const microbatch = value.by_rows ? in.take<std::uint32_t>() : 0;
@@ -80,8 +88,8 @@ class EdgeValues {
     RowRange const rows = rows_of(value.sender, microbatch);
     void* const part = row_splitter_.object(*value.type);
     type.read(in, part);
-    row_splitter_.put_back(*value.type, value.places[slot], rows,
-                           taken_of(value, rows, microbatch, own), part);
+    Taken const taken = taken_of(value, rows, microbatch, own);
+    row_splitter_.put_back(*value.type, value.places[slot], rows, taken.rows, part, taken.columns);
     return true;
   }
 
@@ -140,8 +148,14 @@ class EdgeValues {
     SlotType const* type = nullptr;
     Places places;
     bool forward = true;
-    bool by_rows = false;    // its receivers take rows of it
-    std::size_t sender = 0;  // then its cell
+    bool by_rows = false;      // its receivers take a part of it
+    std::size_t sender = 0;    // then its cell
+    std::size_t row_edge = 0;  // and which of the program it is
+  };
+  /// What the ranks of one process take of a value.
+  struct Taken {
+    RowRange rows;
+    stagger::detail::TakenColumns columns;
   };
 
   [[nodiscard]] Value value_of(std::uint32_t signal) const {
@@ -156,32 +170,55 @@ class EdgeValues {
       if (forward) return {there.front->ops->input, there.x, true};
       return {here.back->ops->output, here.back->dy, false};
     }
-    RowEdge const ends = program().row_edges[edge - cells.size()];  // a slot of the sender
-    if (forward)
-      return {cells[ends.from].back->ops->output, cells[ends.from].back->y, true, true, ends.from};
-    return {cells[ends.to].front->ops->input, cells[ends.to].dx, false, true, ends.to};
+    edge -= cells.size();
+    RowEdge const ends = program().row_edges[edge];  // a slot of the sender
+    StageRun const& sender = cells[forward ? ends.from : ends.to];
+    if (forward) return {sender.back->ops->output, sender.back->y, true, true, ends.from, edge};
+    return {sender.front->ops->input, sender.dx, false, true, ends.to, edge};
   }
 
   [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const {
     return machine_.run.replica_run->cells[cell].rows[microbatch];
   }
-  /// From the first row to the last that ranks of the receiver's process take of a cell's. All
-  /// cells of that process share the slot, so each gets them all.
-  [[nodiscard]] RowRange taken_of(Value const& value, RowRange rows, std::size_t microbatch,
-                                  bool const* to) const {
-    RowRange taken{rows.last, rows.first};
+  /// The cell that takes a value over an edge; none unless one of these ranks has it.
+  [[nodiscard]] Cell const* taker_of(Value const& value, RowEdge const& edge,
+                                     bool const* to) const {
+    if ((value.forward ? edge.from : edge.to) != value.sender ||
+        !(value.forward ? edge.forward : edge.backward).used)
+      return nullptr;
+    Cell const& taker = program().cells[value.forward ? edge.to : edge.from];
+    return to[taker.rank] ? &taker : nullptr;
+  }
+  /// Whether it went to the same process before, over an edge to another of its ranks: an
+  /// instruction gives the signals of its edges in order.
+  [[nodiscard]] bool is_there(Value const& value, bool const* to) const {
+    for (std::size_t e = 0; value.by_rows && e < value.row_edge; ++e)
+      if (taker_of(value, program().row_edges[e], to) != nullptr) return true;
+    return false;
+  }
+  /// From the first row and column to the last that ranks of the receiver's process take of a
+  /// cell's: they share the slot.
+  [[nodiscard]] Taken taken_of(Value const& value, RowRange rows, std::size_t microbatch,
+                               bool const* to) const {
+    Taken taken{{rows.last, rows.first}, {}};
     for (RowEdge const& edge : program().row_edges) {
-      if ((value.forward ? edge.from : edge.to) != value.sender) continue;
-      if (!(value.forward ? edge.forward : edge.backward).used) continue;
-      std::size_t const taker = value.forward ? edge.to : edge.from;
-      int const rank = program().cells[taker].rank;
-      RowRange const theirs = rows_of(taker, microbatch);
-      if (!to[rank] || std::max(rows.first, theirs.first) >= std::min(rows.last, theirs.last))
-        continue;
-      taken.first = std::min(taken.first, std::max(rows.first, theirs.first));
-      taken.last = std::max(taken.last, std::min(rows.last, theirs.last));
+      Cell const* const taker = taker_of(value, edge, to);
+      if (taker == nullptr) continue;
+      RowRange const theirs = rows_of(value.forward ? edge.to : edge.from, microbatch).common(rows);
+      if (theirs.count() == 0) continue;
+      taken.rows.first = std::min(taken.rows.first, theirs.first);
+      taken.rows.last = std::max(taken.rows.last, theirs.last);
+      if (value.forward || !edge.backward.columns) continue;
+      for (auto const& source : machine_.run.replica_run->gradients) {
+        if (source.cell != edge.from || source.maker != edge.to) continue;
+        auto& columns = taken.columns;
+        if (columns.ops == nullptr) columns = {source.blocks, source.of, source.has};
+        columns.of.first = std::min(columns.of.first, source.of.first);
+        columns.of.last = std::max(columns.of.last, source.of.last);
+      }
     }
-    return taken.first < taken.last ? taken : RowRange{rows.first, rows.first};
+    if (taken.rows.first >= taken.rows.last) taken.rows = {rows.first, rows.first};
+    return taken;
   }
 
   Machine& machine_;

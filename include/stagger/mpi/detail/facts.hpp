@@ -22,10 +22,14 @@ using stagger::detail::Digest;
   auto& machine = held.machine;
   auto& parameters = machine.parameters();
   Options const& options = machine.options();
-  facts.push_back({"the number of layers", std::to_string(parameters.size())});
+  auto const& model = machine.model;
+  facts.push_back({"the number of layers", std::to_string(model.model_layers())});
+  facts.push_back({"partition::LayerSplit",
+                   model.grouped == nullptr ? "nothing is split" : model.grouped->description});
   std::string cuts;
   for (std::size_t l = 1; l < parameters.size(); ++l)
-    if (held.stage_of(l) != held.stage_of(l - 1)) cuts += text(cuts.empty() ? "" : " ", l);
+    if (model.table_stage(held.stage_of(l)) != model.table_stage(held.stage_of(l - 1)))
+      cuts += text(cuts.empty() ? "" : " ", model.number(l));
   facts.push_back({"the first layers of the stages", cuts});
   std::string replicas;
   for (auto const& part : options.replicas.parts())
@@ -50,13 +54,14 @@ using stagger::detail::Digest;
     Digest values;
     for (std::size_t i = 0; i < layer.count(); ++i) {
       auto const& d = layer.declaration(i);
-      shape += text(shape.empty() ? "" : ", ", l, ".", d.name, ": ", layer.value_bytes(i),
-                    " bytes of ", d.type == stagger::ElementType::f32 ? "float" : "double");
+      shape +=
+          text(shape.empty() ? "" : ", ", layer.number(), ".", d.name, ": ", layer.value_bytes(i),
+               " bytes of ", d.type == stagger::ElementType::f32 ? "float" : "double");
       auto const origin = layer.origin(i);
       values.add({reinterpret_cast<char const*>(origin.data()), origin.size()});
     }
-    facts.push_back({text("the parameters of layer ", l), shape});
-    facts.push_back({text("the values of layer ", l, "'s parameters"), values.hex()});
+    facts.push_back({text("the parameters of layer ", layer.number()), shape});
+    facts.push_back({text("the values of layer ", layer.number(), "'s parameters"), values.hex()});
   }
   return facts;
 }

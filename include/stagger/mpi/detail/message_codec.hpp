@@ -36,7 +36,7 @@ struct MessageCodec : HeldParameters {
   /// What goes with a signal. The end of a rank may go with gradients that it hands in, or with the
   /// sums of them.
   [[nodiscard]] TrafficKind kind(std::uint32_t signal, std::uint16_t group, bool const* to) const {
-    if (signal < edges.signals()) return edges.kind(signal);
+    if (signal < edges.signals()) return edges.kind(signal, to);
     std::size_t sums = 0;
     if (commits() && carries_group(signal))
       each_part(signal, group, to, [&](std::byte*, std::size_t bytes) { sums += bytes; });
@@ -59,11 +59,13 @@ struct MessageCodec : HeldParameters {
     if (!edges.read(in, signal, own)) gradients(Reading{in}, signal, 0, own);
   }
 
-  /// What a rank of the last stage leaves for the caller of the step: losses, outputs.
+  /// What a rank of the last stage leaves for the caller of the step: losses, outputs. Of members
+  /// of a group, who have the same, the first one does.
   template <class Wire> void results(Wire wire, std::integral auto rank) const {
     StepArguments const& arguments = *machine.run.ranks[rank].arguments;
     for (Instruction const& in : program().ranks[rank].code) {
-      if (in.op != Op::forward || !program().cells[in.cell].last()) continue;
+      Cell const& cell = program().cells[in.cell];
+      if (in.op != Op::forward || !cell.last() || cell.member != 0) continue;
       auto const m = in.microbatch;
       if (arguments.losses != nullptr) wire.number(arguments.losses[m]);
       if (arguments.outputs.first != nullptr)
@@ -100,7 +102,7 @@ struct MessageCodec : HeldParameters {
     bool const vote = votes(signal);
     int const rank = program().signals[signal].sender;
     if ((vote || machine.model.shards) && machine.model.options.clip_norm)
-      squares(wire, rank, vote);
+      squares(wire, rank, vote, to);
     if (vote) results(wire, rank);
   }
 
@@ -150,19 +152,28 @@ struct MessageCodec : HeldParameters {
   }
 
   /// Sums of squares of what a rank has added up.
-  void squares(Writing wire, int rank, bool) const {
+  void squares(Writing wire, int rank, bool, bool const*) const {
     for (auto const& one : machine.run.end_of_step[rank].squares)
       wire.number(machine.model.parameters[one.layer].square_sums()[one.parameter]);
   }
-  /// @param whole  only of parameters whose squares are all there
-  void squares(Reading wire, int rank, bool whole) const {
+  /// Takes sums that are complete, or those that a rank of this process goes on with. Others may be
+  /// older than what is here: members of a group hand each layer on to different ranks.
+  /// @param whole  takes complete ones
+  void squares(Reading wire, int rank, bool whole, bool const* own) const {
     for (auto const& one : machine.run.end_of_step[rank].squares) {
       LayerParameters& parameters = machine.model.parameters[one.layer];
       double sum = 0;
       wire.number(sum);
-      if (!whole || parameters.ends_in(one.parameter, one.range))
+      if (whole ? parameters.ends_in(one.parameter, one.range) : is_next(one.layer, rank, own))
         parameters.received_square_sums()[one.parameter] = sum;
     }
+  }
+  /// Whether the holder of a layer after a rank is here.
+  [[nodiscard]] bool is_next(std::size_t layer, int rank, bool const* own) const {
+    IndexRange const cells = cells_of(program(), stage_of(layer));
+    for (std::size_t c = cells.first; c + 1 < cells.last; ++c)
+      if (program().cells[c].rank == rank) return own[program().cells[c + 1].rank];
+    return false;
   }
 };
 

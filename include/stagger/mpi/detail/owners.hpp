@@ -45,6 +45,7 @@ class Owners {
     double const deadline_s = held.machine.options().deadline_s;
     int const here = world.rank();
     require(world, to);
+    held.machine.model.put_back_wholes();
     for (std::size_t l = 0; l < home_.size(); ++l) {
       if (to >= 0 && (to == home_[l] || (here != to && here != home_[l]))) continue;
       std::vector<ParameterState> states;
@@ -85,17 +86,29 @@ class Owners {
       if (here == to) machine.append_states(states);
       for (auto const& state : states) show(state);
     }
-    std::array<std::vector<std::byte>, 3> memory;
-    for (std::size_t l = 0; l < home_.size(); ++l)
-      for (std::size_t p = 0; p < machine.parameters()[l].count(); ++p) {
-        auto const state = parameter(world, held, placement, to, l, p, memory);
+    Blocks memory;
+    Blocks whole;
+    auto const* const grouped = machine.model.grouped.get();
+    std::size_t const layers = grouped != nullptr ? grouped->wholes.size() : home_.size();
+    for (std::size_t n = 0; n < layers && !home_.empty(); ++n) {
+      auto const of = grouped != nullptr ? grouped->wholes[n] : Whole{.first = n};
+      for (std::size_t p = 0; p < machine.parameters()[of.first].count(); ++p) {
+        auto state = parameter(world, held, placement, to, of.first, p, memory);
+        for (int m = 0; of.split && m < of.members; ++m) {
+          if (m != 0) state = parameter(world, held, placement, to, of.of(m), p, memory);
+          if (here == to) put_together(machine.parameters()[of.of(m)], p, state, whole);
+        }
         if (here == to) show(state);
       }
+    }
     if (failure) std::rethrow_exception(failure);
     return here == to;
   }
 
  private:
+  using Whole = stagger::detail::Grouped::Whole;
+  using Blocks = std::array<std::vector<std::byte>, 3>;  // values, then states
+
   static constexpr char const* gathering = "bring parameters to where they are asked for";
 
   [[nodiscard]] static std::vector<int> places_of(HeldParameters const& held,
@@ -108,6 +121,21 @@ class Owners {
     return cells;
   }
 
+  /// Of a parameter of which members of a group have pieces: puts one into the whole, which `state`
+  /// shows then.
+  static void put_together(stagger::detail::LayerParameters const& part, std::size_t p,
+                           ParameterState& state, Blocks& whole) {
+    auto const& declaration = part.declaration(p);
+    std::size_t const bytes = declaration.piece.whole * element_bytes(declaration.type);
+    for (std::size_t b = 0; b < whole.size(); ++b) {
+      auto& place = b == 0 ? state.value : state.state[b - 1];
+      if (b > static_cast<std::size_t>(part.shape(p).states)) break;
+      whole[b].resize(std::max(whole[b].size(), bytes));
+      part.copy_piece(p, place.data(), whole[b].data(), false);
+      place = {whole[b].data(), bytes};
+    }
+  }
+
   static void require(Exchange const& world, int process) {
     if (process >= world.size())
       raise(Errc::bad_configuration, "parameters cannot be gathered in process ", process,
@@ -117,8 +145,7 @@ class Owners {
   /// Brings a parameter to process `to`.
   /// @param memory  for its value and states there, where they are not its own
   ParameterState parameter(Exchange& world, HeldParameters const& held, Placement const& placement,
-                           int to, std::size_t l, std::size_t p,
-                           std::array<std::vector<std::byte>, 3>& memory) const {
+                           int to, std::size_t l, std::size_t p, Blocks& memory) const {
     double const deadline_s = held.machine.options().deadline_s;
     int const here = world.rank();
     auto& layer = held.machine.parameters()[l];

@@ -28,12 +28,11 @@ inline void gather(Exchange& world, HeldParameters const& held, Placement const&
     world.broadcast(bytes, placement.process_of(rank),
                     "bring parameters and optimizer state to all", deadline_s);
   };
-  std::vector<ParameterState> shown;
-  machine.append_states(shown);
+  machine.model.show_layers();
   auto& parameters = machine.parameters();
-  for (std::size_t l = 0, next = 0; l < parameters.size(); ++l)
-    for (std::size_t p = 0; p < parameters[l].count(); ++p, ++next)
-      broadcast(shown[next].value, held.owner_of(l));
+  for (std::size_t l = 0; l < parameters.size(); ++l)
+    for (std::size_t p = 0; p < parameters[l].count(); ++p)
+      broadcast(parameters[l].value_bytes_of(parameters[l].range(p)), held.owner_of(l));
   held.each_shard([&](int rank, std::size_t l, ByteRange part) {
     for (std::size_t s = 0; s < 2; ++s)
       if (part.first < part.last) broadcast(parameters[l].shown_state(s, part), rank);

@@ -3,10 +3,12 @@
 /// @file   How the values of a model are sent to another process, with their types erased.
 
 #include <cstddef>
+#include <utility>
 
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
+#include <stagger/model/split.hpp>
 
 namespace stagger::mpi::detail {
 
@@ -33,12 +35,21 @@ template <class T> constexpr PortType make_port_type() {
   return port;
 }
 
+/// The type of the value within a layer that groups take as two; of other layers, of the output.
+template <class L> struct Within {
+  using type = typename L::Output;
+};
+template <DividedLayer L> struct Within<L> {
+  using type = typename decltype(std::declval<L const&>().divided().first)::Output;
+};
+
 /// The types of the inputs and outputs of all layers.
 template <class Types> struct PortTypes;
 template <template <class...> class List, class... L> struct PortTypes<List<L...>> {
-  static constexpr std::size_t count = 2 * sizeof...(L);
+  static constexpr std::size_t count = 3 * sizeof...(L);
   static constexpr PortType table[count] = {
       make_port_type<typename LayerTraits<L>::Layer::Input>()...,
+      make_port_type<typename Within<typename LayerTraits<L>::Layer>::type>()...,
       make_port_type<typename LayerTraits<L>::Layer::Output>()...};
 };
 

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/mpi/processes.hpp>
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
+#include <stagger/core/tensor.hpp>
+#include <stagger/engine/groups.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/mpi/session.hpp>
+#include <stagger/partition/layer_split.hpp>
+#include <stagger/program/traffic.hpp>
+#include <stagger/train/checkpoint.hpp>
+#include <stagger/train/pipeline.hpp>
+
+#include "catch.hpp"
+#include "engine/split_model.hpp"
+#include "world.hpp"
+
+// Groups of ranks that share layers, in several processes. Each assertion holds in every process.
+
+using namespace split_model;
+
+namespace {
+
+/// Ranks of all positions.
+int ranks_of(Case const& of) {
+  int sum = 0;
+  for (int const count : of.counts) sum += count;
+  return of.counts.empty() ? of.members * of.groups : sum;
+}
+
+template <class Trainer> std::vector<std::byte> whole_bits(Trainer& train) {
+  train.gather_parameters();
+  return bits(train);
+}
+
+}  // namespace
+
+TEST_CASE("mpi/groups: three dense layers split in two have the bits of threads", "[mpi]") {
+  if (processes() > 2) return;
+  auto const make = [](auto device) {
+    return sg::Pipeline{sg::Sequential{Linear<double>{inputs, 8, 1}, Linear<double>{8, 9, 2},
+                                       Linear<double>{9, outputs, 3}}}
+        .with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+              sg::loss::MeanSquaredError<double>{}, optimizer(), device,
+              sg::Options{.replicas = {2}});
+  };
+  auto train = make(sg::mpi::Processes{});
+  auto threads = make(sg::host::Threads{1});
+  for (int step = 0; step < 3; ++step) {
+    auto const data = batch<double>(step, 2, 5);
+    CHECK(sg::run(train.step(data)).loss == sg::run(threads.step(data)).loss);
+    REQUIRE(whole_bits(train) == bits(threads));
+  }
+}
+
+TEST_CASE("mpi/groups: whatever the schedule, positions and processes, the bits of threads",
+          "[mpi]") {
+  int number = 0;
+  for (Case const& of : wide()) {
+    if (ranks_of(of) < processes()) continue;
+    CAPTURE(number++);
+    auto train = pipeline<double>(sg::mpi::Processes{}, of);
+    auto threads = pipeline<double>(sg::host::Threads{1}, of);
+    for (int step = 0; step < 2; ++step) {
+      auto const data = batch<double>(step, of.microbatches, 17);
+      auto const metrics = sg::run(train.step(data));
+      auto const expected = sg::run(threads.step(data));
+      CHECK(metrics.loss == expected.loss);
+      CHECK(metrics.gradient_norm == expected.gradient_norm);
+    }
+    REQUIRE(whole_bits(train) == bits(threads));
+    auto const data = batch<double>(3, of.microbatches, 18);
+    CHECK(sg::run(train.evaluate(data)).loss == sg::run(threads.evaluate(data)).loss);
+  }
+}
+
+TEST_CASE("mpi/groups: the optimizer's state shared out, and groups of gradients, change no bit",
+          "[mpi]") {
+  namespace collective = sg::collective;
+  int number = 0;
+  for (std::vector<int> const& counts : {std::vector{4}, std::vector{2, 4}, std::vector{4, 2}}) {
+    Case of{.pattern = 11, .microbatches = 4, .counts = counts};
+    if (counts.size() == 2) of.cuts = {3};
+    if (ranks_of(of) < processes()) continue;
+    of.options.clip_norm = 0.05;
+    CAPTURE(number++);
+    auto train = pipeline<double>(
+        sg::mpi::Processes{}, of,
+        collective::AllReduce<collective::grouping::Layerwise>{.shard_optimizer = true});
+    auto threads = pipeline<double>(sg::host::Threads{1}, of);
+    auto const step = [&](int i) {
+      auto const data = batch<double>(i, 4, 17);
+      auto const metrics = sg::run(train.step(data));
+      auto const expected = sg::run(threads.step(data));
+      CHECK(metrics.loss == expected.loss);
+      CHECK(metrics.gradient_norm == expected.gradient_norm);
+    };
+    for (int i = 0; i < 2; ++i) step(i);
+    REQUIRE(whole_bits(train) == bits(threads));
+    step(2);
+    REQUIRE(whole_bits(train) == bits(threads));
+    static_cast<void>(train.parameters());  // without the others', which changes nothing
+    step(3);
+    std::vector<std::byte> shown;
+    train.each_parameter(0, [&](sg::ParameterState const& state) {
+      for (auto const block : {state.value, state.state[0], state.state[1]})
+        shown.insert(shown.end(), block.begin(), block.end());
+    });
+    if (process() == 0) REQUIRE(shown == bits(threads));
+  }
+}
+
+namespace {
+
+/// Writes parameters and states of `from` into a folder, and reads them from there into `to`.
+class Folder {
+ public:
+  Folder() {
+    int name = static_cast<int>(getpid());
+    MPI_Bcast(&name, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    path_ = std::filesystem::temp_directory_path() / ("stagger-groups-" + std::to_string(name));
+  }
+  Folder(Folder const&) = delete;
+  Folder& operator=(Folder const&) = delete;
+  ~Folder() {
+    MPI_Barrier(MPI_COMM_WORLD);
+    std::error_code ignored;
+    if (process() == 0) std::filesystem::remove_all(path_, ignored);
+  }
+  [[nodiscard]] sg::Checkpoints checkpoints() const { return sg::Checkpoints(path_.string()); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace
+
+TEST_CASE("mpi/groups: a checkpoint of groups of two is read by groups of four, and by one rank",
+          "[mpi]") {
+  Case const two{.members = 2, .groups = 2};
+  Case const four{.members = 4, .pairs = true};
+  auto train = pipeline<double>(sg::mpi::Processes{}, two);
+  auto threads = pipeline<double>(sg::host::Threads{1}, two);
+  for (int step = 0; step < 2; ++step) {
+    sg::run(train.step(batch<double>(step, 2, 17)));
+    sg::run(threads.step(batch<double>(step, 2, 17)));
+  }
+  Folder const folder;
+  folder.checkpoints().write({train.steps(), 7, "split model", ""}, train);
+  MPI_Barrier(MPI_COMM_WORLD);
+  auto const restore = [&](auto& into) {
+    auto const found = folder.checkpoints().restore("split model", into);
+    into.resume(found.state.step);
+  };
+  auto one = one_device<double>(two);
+  auto const found = folder.checkpoints().restore("split model", one.parameters());
+  one.resume(found.state.step);
+  CHECK(bits(one) == bits(threads));
+
+  auto plain = pipeline<double>(sg::host::Threads{1}, four);  // which every process has whole
+  restore(plain);
+  CHECK(bits(plain) == bits(threads));
+  auto again = pipeline<double>(sg::mpi::Processes{}, four);
+  again.prepare(2);
+  restore(again);
+  auto const data = batch<double>(2, 2, 17);
+  CHECK(sg::run(again.step(data)).loss == sg::run(plain.step(data)).loss);
+  CHECK(whole_bits(again) == bits(plain));
+}
+
+TEST_CASE(
+    "mpi/groups: members send each other as much as on threads, and each value to a process "
+    "once",
+    "[mpi]") {
+  using enum sg::TrafficKind;
+  // The number of a slot and of a microbatch, whether it is a part, and the extents.
+  constexpr std::uint64_t header = 2 + 4 + 1 + sizeof(sg::detail::TensorShape);
+  for (unsigned const pattern : {15U, 5U, 10U})
+    for (bool const pairs : {false, true}) {
+      Case const of{.pattern = pattern, .members = processes(), .pairs = pairs};
+      if (processes() == 1) return;
+      CAPTURE(pattern, pairs);
+      auto train = pipeline<float>(sg::mpi::Processes{}, of);
+      auto threads = pipeline<float>(sg::host::Threads{1}, of);
+      for (int step = 0; step < 3; ++step) {
+        auto const data = batch<float>(step, 2, 17);
+        sg::run(train.step(data));
+        sg::run(threads.step(data));
+      }
+      for (auto const kind : {shared_activations, shared_gradients, activations, gradients}) {
+        auto const sent = train.traffic().of(process(), kind);
+        auto const expected = threads.traffic().of(process(), kind);
+        CHECK(sent.messages == expected.messages);
+        CHECK(sent.bytes == expected.bytes + sent.messages * header);
+      }
+    }
+  if (processes() != 2) return;
+  // Four members in two processes: what a member gives goes to the other process once.
+  Case const of{.members = 4};
+  auto train = pipeline<float>(sg::mpi::Processes{}, of);
+  auto threads = pipeline<float>(sg::host::Threads{1}, of);
+  sg::run(train.step(batch<float>(0, 2, 17)));
+  sg::run(threads.step(batch<float>(0, 2, 17)));
+  for (int rank = 2 * process(); rank < 2 * process() + 2; ++rank)
+    for (auto const kind : {shared_activations, shared_gradients})
+      CHECK(3 * train.traffic().of(rank, kind).messages ==
+            threads.traffic().of(rank, kind).messages);
+}
+
+TEST_CASE("mpi/groups: a process holds values, gradients and states of its own pieces alone",
+          "[mpi]") {
+  int const members = processes();
+  auto const chain = [] {
+    return sg::Sequential{Linear<double>{inputs, 24, 1}, Squash<double>{},
+                          Linear<double>{24, 40, 2}, Linear<double>{40, outputs, 3}};
+  };
+  auto train =
+      sg::Pipeline{chain()}.with(sg::partition::LayerSplit{.group = members, .threshold = 0},
+                                 sg::loss::MeanSquaredError<double>{}, optimizer(),
+                                 sg::mpi::Processes{}, sg::Options{.replicas = {members}});
+  sg::run(train.step(batch<double>(0, 2, 17)));
+  std::uint64_t bytes = 0;  // each parameter begins at a multiple of 64
+  for (auto const& [in, out] :
+       {std::pair{inputs, std::size_t{24}}, std::pair{std::size_t{24}, std::size_t{40}},
+        std::pair{std::size_t{40}, outputs}}) {
+    auto const own =
+        sg::features_of(static_cast<std::size_t>(process()), static_cast<std::size_t>(members), out)
+            .size();
+    for (std::size_t const size : {own * in, own}) bytes += (size * sizeof(double) + 63) / 64 * 64;
+  }
+  CHECK(train.memory().parameters == 3 * bytes);
+  CHECK(train.memory().optimizer_state == bytes);
+  train.gather_parameters();
+  CHECK(train.memory().parameters > bytes * 3 - (members == 1 ? 1 : 0));
+  sg::run(train.step(batch<double>(1, 2, 17)));  // which gives back what was gathered
+  CHECK(train.memory().parameters == 3 * bytes);
+}
+
+namespace {
+
+/// So many weights, and no work.
+struct Weights {
+  using Input = Matrix<float>;
+  using Output = Matrix<float>;
+  std::size_t in, out;  // 0: it cannot be split
+  sg::Parameter<> weight;
+  explicit Weights(std::size_t count) : in(0), out(0), weight("weight", count, &zeros, 1) {}
+  Weights(std::size_t inputs_of, std::size_t outputs_of)
+      : in(inputs_of), out(outputs_of), weight("weight", inputs_of * outputs_of, &zeros, 1) {}
+  static void zeros(std::span<float>, std::uint64_t, double) {}
+  auto parameters() { return std::tie(weight); }
+  [[nodiscard]] std::size_t inputs() const { return in; }
+  [[nodiscard]] std::size_t outputs() const { return out; }
+  [[nodiscard]] Weights part(int member, int members, sg::SplitBy) const {
+    auto const mine =
+        sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out);
+    Weights own = *this;
+    own.out = mine.size();
+    own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
+    return own;
+  }
+  void forward(sg::Context&, Input const&, Output&, sg::NothingSaved&) const {}
+  void backward(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) const {}
+};
+
+}  // namespace
+
+TEST_CASE("mpi/groups: the paper's network, so many weights in a process", "[mpi]") {
+  if (processes() == 3) return;
+  auto train =
+      sg::Pipeline{sg::Sequential{Weights{1'734'336}, Weights{4096, 1024}, Weights{1024, 1024},
+                                  Weights{1024, 10}}}
+          .with(sg::partition::LayerSplit{.group = processes()}, optimizer(), sg::mpi::Processes{},
+                sg::loss::MeanSquaredError<float>{}, sg::Options{.replicas = {processes()}});
+  train.prepare(1);
+  std::uint64_t const weights[] = {0, 6'987'456, 4'366'016, 0, 3'055'296};
+  CHECK(train.memory().optimizer_state == sizeof(float) * weights[processes()]);
+}
+
+namespace {
+
+/// Passes on what it is given; in one process it may throw.
+struct Trap {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  static constexpr bool element_wise = true;
+  static inline bool forward_throws = false;
+  static inline bool backward_throws = false;
+  static void meet(sg::Context const& context, bool springs) {
+    if (springs && context.microbatch() == 1) throw std::runtime_error("no such word");
+  }
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    meet(context, forward_throws);
+    y = x;
+  }
+  void backward_input(sg::Context& context, Input const&, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    meet(context, backward_throws);
+    dx = dy;
+  }
+};
+
+std::string sentence_of(auto take) {
+  try {
+    take();
+  } catch (std::exception const& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("mpi/groups: a member that throws ends the step in all, and changes nothing", "[mpi]") {
+  auto const make = [](auto device) {
+    return sg::Pipeline{sg::Sequential{Linear<double>{inputs, 8, 1}, Trap{},
+                                       Linear<double>{8, 9, 2}, Linear<double>{9, outputs, 3}}}
+        .with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+              sg::loss::MeanSquaredError<double>{}, optimizer(), device,
+              sg::Options{.clip_norm = 0.1, .deadline_s = 60, .replicas = {4}});
+  };
+  auto train = make(sg::mpi::Processes{});
+  auto threads = make(sg::host::Threads{1});
+  for (int step = 0; step < 4; ++step) {
+    int const at_fault = step % processes();
+    auto const data = batch<double>(step, 2, 17);
+    bool& trap = step < 2 ? Trap::forward_throws : Trap::backward_throws;
+    trap = process() == at_fault;
+    auto const got = sentence_of([&] { sg::run(train.step(data)); });
+    trap = false;
+    CHECK(got.find("no such word") != std::string::npos);
+    CHECK((got.find("process " + std::to_string(at_fault) + " ended the step") == 0) ==
+          (process() != at_fault));
+    REQUIRE(whole_bits(train) == bits(threads));
+    CHECK(sg::run(train.step(data)).loss == sg::run(threads.step(data)).loss);
+  }
+  REQUIRE(whole_bits(train) == bits(threads));
+}
+
+TEST_CASE("mpi/groups: processes that split layers differently are told what differs", "[mpi]") {
+  if (processes() == 1) return;
+  Case of{.members = 2, .groups = 2};
+  if (process() == 1) of.members = 4, of.groups = 1;
+  CHECK(sentence_of([&] { static_cast<void>(pipeline<double>(sg::mpi::Processes{}, of)); })
+            .find("ranks disagree on partition::LayerSplit: rank 0 has 'group 2, layers 1 by "
+                  "outputs 3 by outputs 4 by outputs 6 by outputs', rank 1 has 'group 4, ") == 0);
+  of = {.members = 2, .groups = 2};
+  of.pairs = process() == 1;
+  CHECK(sentence_of([&] {
+          static_cast<void>(pipeline<double>(sg::mpi::Processes{}, of));
+        }).find("rank 1 has 'group 2, layers 1 by outputs 3 by inputs") != std::string::npos);
+}
