@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -344,6 +345,107 @@ TEST_CASE("asio/AsioParameterServer: a push sent twice is acknowledged and added
   float got = 0;
   std::memcpy(&got, client.payload.data(), 4);
   REQUIRE(got == 3);
+}
+
+TEST_CASE("asio/AsioParameterServer: a worker that freezes amid a push has failed", "[asio]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  sg::host::AsioParameterServer const listening(server, {.deadline_s = 0.3});
+  sg::host::RemoteParameterServer const remote({.port = listening.port(), .deadline_s = 20});
+  auto a = make(Waves{2, 4, 0}, remote, 0, {2}, 1, sgd);
+  Client client(listening.port());
+  client.send(
+      Client::hello() + frame({.kind = remote::MessageKind::join}, request(1, sgd, 4)) +
+      frame({.kind = remote::MessageKind::begin, .stream = 1}) +
+      frame({.kind = remote::MessageKind::push, .stream = 1, .number = 1}, std::string(64, '\0'))
+          .substr(0, 50));
+  REQUIRE(client.kind() == remote::MessageKind::joined);
+  auto const batch = data(8);
+  REQUIRE_THROWS_WITH(run(a.stream(batch)), Catch::Matchers::Contains("worker 1 has failed"));
+  client.refusal();  // reads until the server has ended the connection
+}
+
+TEST_CASE(
+    "asio/AsioParameterServer: what a worker pushes whose stream others have ended is dropped",
+    "[asio]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  sg::host::AsioParameterServer const listening(server);
+  using enum remote::MessageKind;
+  Client first(listening.port());
+  first.send(Client::hello() + frame({.kind = join}, request(0, sgd, 4)));
+  REQUIRE(first.kind() == wanted);
+  auto const of_layer = [](std::uint32_t l) {
+    Numbers values = initial(static_cast<int>(l));
+    values.resize(16);  // to a multiple of 64 bytes
+    return std::string(reinterpret_cast<char const*>(values.data()), 64);
+  };
+  for (std::uint32_t l = 0; l < layers; ++l)
+    first.send(frame({.kind = values, .layer = l}, of_layer(l)));
+  REQUIRE(first.kind() == joined);
+  Client second(listening.port());
+  second.send(Client::hello() + frame({.kind = join}, request(1, sgd, 4)) +
+              frame({.kind = begin, .stream = 1}) + frame({.kind = read, .stream = 1}));
+  REQUIRE(second.kind() == joined);
+  REQUIRE(second.kind() == newest);
+  first.send(frame({.kind = begin, .stream = 1}) + frame({.kind = fail, .stream = 1}));
+  REQUIRE(second.kind() == lost);
+  REQUIRE_THAT(second.payload, Catch::Matchers::Contains("worker 0 has failed"));
+  std::string one(64, '\0');
+  float const value = 3;
+  std::memcpy(one.data(), &value, 4);
+  second.send(frame({.kind = push, .stream = 1, .number = 1}, one) +
+              frame({.kind = begin, .stream = 2}) + frame({.kind = read, .stream = 2}));
+  REQUIRE(second.kind() == newest);  // and nothing is acknowledged before it
+  REQUIRE(second.payload == of_layer(0));
+}
+
+TEST_CASE("asio/AsioParameterServer: no stream goes on that has ended, or that was not kept",
+          "[asio]") {
+  using enum remote::MessageKind;
+  auto const joins = Client::hello() + frame({.kind = join}, request(0, sgd, 4));
+  auto const begins = frame({.kind = begin, .stream = 1}) + frame({.kind = read, .stream = 1});
+  auto const resumes = frame({.kind = resume, .stream = 1});
+  auto const enter = [&](Client& client) {  // as the first worker
+    client.send(joins);
+    REQUIRE(client.kind() == wanted);
+    for (std::uint32_t l = 0; l < layers; ++l)
+      client.send(frame({.kind = values, .layer = l}, std::string(64, '\0')));
+    REQUIRE(client.kind() == joined);
+  };
+  SECTION("that was not kept") {
+    sg::collective::ParameterServer const server({.workers = 1});
+    sg::host::AsioParameterServer const listening(server);
+    Client client(listening.port());
+    enter(client);
+    client.send(resumes);
+    REQUIRE_THAT(client.refusal(), Catch::Matchers::Contains("this server has not kept"));
+  }
+  SECTION("that has ended") {
+    std::string folder =
+        (std::filesystem::temp_directory_path() / "stagger-resume-XXXXXX").string();
+    REQUIRE(::mkdtemp(folder.data()) != nullptr);
+    {
+      sg::collective::ParameterServer const server({.workers = 1, .durable = folder});
+      sg::host::AsioParameterServer const listening(server);
+      {
+        Client client(listening.port());
+        enter(client);
+        client.send(begins);
+        REQUIRE(client.kind() == newest);
+      }
+      // It is refused as long as the server has not seen that the connection has ended.
+      auto again = std::make_unique<Client>(listening.port());
+      again->send(joins);
+      while (again->kind() != joined) {
+        again = std::make_unique<Client>(listening.port());
+        again->send(joins);
+      }
+      again->send(resumes);
+      REQUIRE(again->kind() == lost);
+      REQUIRE_THAT(again->payload,
+                   Catch::Matchers::Contains("has ended while the worker had no connection"));
+    }
+    std::filesystem::remove_all(folder);
+  }
 }
 
 TEST_CASE("asio/AsioParameterServer: late layers have the bits of workers in one process",

@@ -9,6 +9,9 @@
 #include <string>
 #include <thread>
 
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
 #include <stagger/staleness/local_sgd.hpp>
 
 #include "../temporary_folder.hpp"
@@ -66,6 +69,7 @@ template <class Optimizer> class OnPort {
   [[nodiscard]] auto worker(int number) const {
     return sg::host::RemoteParameterServer({.port = port_, .deadline_s = 20}).worker(number);
   }
+  [[nodiscard]] std::uint16_t port() const { return port_; }
   [[nodiscard]] auto local(int number) const { return server_->worker(number); }
 
  private:
@@ -151,6 +155,28 @@ TEST_CASE("asio/AsioParameterServer: a worker does not go on with the server of 
   REQUIRE_THROWS_WITH(run(train.step(batch)), Catch::Matchers::Contains("has ended"));
   server.start();
   REQUIRE_THROWS_WITH(run(train.step(batch)), Catch::Matchers::Contains("has been started anew"));
+}
+
+TEST_CASE("asio/RemoteParameterServer: a worker waits for a server that does not run yet",
+          "[asio]") {
+  OnPort server({.workers = 1}, adam);
+  server.stop();
+  std::thread late([&] {
+    {  // somebody else, who sends the worker away
+      boost::asio::io_context context;
+      boost::asio::ip::tcp::acceptor other(
+          context, {boost::asio::ip::address_v4::loopback(), server.port()});
+      boost::asio::ip::tcp::socket(other.accept());
+    }
+    server.start();
+  });
+  auto train = stepping(sg::staleness::Synchronous{}, server, 0, adam);
+  late.join();
+  OracleServer<sg::optimizer::AdamW> oracle{adam};
+  auto const batch = data(3);
+  static_cast<void>(run(train.step(batch)));
+  oracle.step(gradients(oracle.w, batch));
+  REQUIRE(weights(train) == oracle.w);
 }
 
 TEST_CASE("asio/AsioParameterServer: a durable server refuses late layers", "[asio]") {
