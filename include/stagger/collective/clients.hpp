@@ -31,6 +31,11 @@ struct Client {
   std::atomic<bool> active{false};   ///< in a stream
   std::atomic<bool> awaited{false};  ///< expected to go on with its stream
   List<Ask> asks;                    ///< [layers]
+
+  /// One that comes too late does not take the place of a later one.
+  void ask(std::size_t layer, Ask const& what) noexcept {
+    if (asks[layer].rounds == Ask::nothing || what.rounds >= asks[layer].rounds) asks[layer] = what;
+  }
 };
 
 class Clients {

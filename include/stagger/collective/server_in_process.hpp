@@ -238,13 +238,13 @@ class ServerInProcess {
   }
 
   /// @throws Error  bad_data for values that are not all finite, of which nothing is added. If
-  ///                layers may be late, workers check this themselves
+  ///                layers may be late, workers check this themselves. Likewise as push_to
   void push(int client, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
     if (late_ == nullptr && !layers_[l].shape().all_finite(values))
       refuse_not_finite(worker_of(client), pushes(client, l) + 1, l);
     std::lock_guard const lock(mutex(l));
     clients_.require_active(client);
-    layers_[l].push(worker_of(client), values, part);
+    push_to(layers_[l], worker_of(client), l, values, part);
     if (last) layers_[l].end(worker_of(client));
     layers_.keep(l);
     answer(l);
@@ -260,7 +260,7 @@ class ServerInProcess {
   void ask(int client, std::size_t l, Ask const& what) {
     std::lock_guard const lock(mutex(l));
     clients_.require_active(client);
-    clients_[client].asks[l] = what;
+    clients_[client].ask(l, what);
     answer(l);
   }
 

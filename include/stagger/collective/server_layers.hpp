@@ -19,6 +19,7 @@
 #include <stagger/collective/same_workers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
@@ -29,6 +30,19 @@ namespace stagger::collective::detail {
 
 using stagger::detail::LayerParameters;
 using stagger::detail::ParameterStore;
+
+/// Adds a push to a layer, or keeps it.
+/// @param l       the number of the layer
+/// @throws Error  bad_data for one further ahead of other workers than the staleness model allows
+inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte const* values,
+                    stagger::detail::ByteRange part) {
+  if (!layer.worker(worker).may_push())
+    raise(Errc::bad_data, "worker ", worker, " makes push ", layer.pushes(worker) + 1, " of layer ",
+          l,
+          " without waiting for the other workers as its staleness model does; let both ends run "
+          "one version of one program");
+  layer.push(worker, values, part);
+}
 
 /// Layers are distributed over shards. Each shard has a lock, which the caller must hold while it
 /// uses a layer. If a folder is given, layers continue from the state in it.

@@ -24,10 +24,12 @@ struct LateCalls;
 
 /// What all workers of a server must agree on.
 struct WorkerRules {
+  static constexpr std::uint32_t unlimited = 0xffffffff;
   int push_minibatches = 1;  ///< minibatches in one push
   staleness::Pushes pushes = staleness::Pushes::changes;
   staleness::Adds adds = staleness::Adds::in_worker_order;
-  std::size_t ahead = 1;               ///< how many pushes a worker may be ahead of the slowest
+  /// How many pushes a worker may be ahead of the slowest; `unlimited` where it only grows.
+  std::uint32_t ahead = 1;
   OptimizerCall optimizer{};           ///< which the server applies to gradients
   std::shared_ptr<void const> kept{};  ///< what `optimizer` points into
   int process = 0;    ///< which process of the server this is, if a worker runs in several

@@ -50,7 +50,7 @@ class ParameterStore {
   /// a copy of the layer, so room for more than `most_reserved` is only made when it is needed.
   [[gnu::cold]] void reserve(std::size_t ahead) {
     if (rules_.adds == staleness::Adds::on_arrival) return;
-    for (StoreWorker& each : workers_) each.waiting.reserve(ahead);
+    for (StoreWorker& each : workers_) each.allow(ahead);
     ahead = std::min(ahead, most_reserved);
     blocks_.reserve((workers_.size() - 1) * ahead + 1);  // a push of the slowest is added at once
     if (rules_.adds == staleness::Adds::in_worker_order) snapshots_.reserve(ahead + 1);

@@ -18,6 +18,7 @@
 namespace stagger::detail {
 
 struct StoreWorker {
+  static constexpr std::size_t most_reserved = 1024;  ///< waiting pushes, without their values
   std::uint32_t pushes = 0;           ///< added or not; equal for all workers when streams begin
   std::uint32_t start = 0;            ///< of them, those before its stream
   std::uint32_t before = 0;           ///< of them, those added before its current stream
@@ -25,6 +26,7 @@ struct StoreWorker {
   std::uint32_t stream = 0;           ///< the stream that it began last
   int process = 0;                    ///< its process that runs the layer in that stream
   std::uint32_t failures = 0;         ///< streams that ended by a failure, its own or another's
+  std::size_t most_ahead = 1;         ///< pushes that may wait for those of others
   bool ended = false;                 ///< whether that stream has ended
   bool gone = false;                  ///< it has left: nobody waits for it
   List<ParameterBlock> waiting{};     ///< pushes that are not added yet, the oldest first
@@ -33,6 +35,15 @@ struct StoreWorker {
   std::uint32_t answer_contains = 0;  ///< pushes of all workers in `answer`
   std::uint32_t answer_has = 0;       ///< as `fewest_of_others`, for `answer`
 
+  /// It may push until so many of its pushes wait.
+  void allow(std::size_t ahead) {
+    most_ahead = std::max(most_ahead, ahead);
+    waiting.reserve(std::min(ahead, most_reserved));
+  }
+  /// Whether it may push now. What it pushed before it failed, and came back, does not count.
+  [[nodiscard]] bool may_push() const noexcept {
+    return std::min<std::size_t>(waiting.size(), pushes - start) < most_ahead;
+  }
   /// @param streams  streams that all workers have ended
   bool enter(std::uint32_t streams, int in_process) {
     stream = streams;

@@ -386,3 +386,38 @@ TEST_CASE("collective/ServerInProcess: who has ended a stream is told of no fail
   CHECK(first.told.failed == told_when_ended);
   for (int const client : {hears, first.client, fails}) server.leave(client);
 }
+
+TEST_CASE("collective/ParameterServer: who does not wait as its staleness model does is refused",
+          "[collective]") {
+  auto const model = model_of(1);
+  Values one;
+  for (auto const adds : {sg::staleness::Adds::in_worker_order, sg::staleness::Adds::in_turn})
+    for (std::uint32_t const ahead : {1U, 3U, 12U}) {
+      CAPTURE(ahead);
+      sg::collective::ParameterServer const server({.workers = 2});
+      auto rules = changes();
+      rules.adds = adds;
+      rules.ahead = ahead;
+      Worker a(server, 1, model, rules);
+      Worker b(server, 0, model, rules);
+      for (Worker* each : {&a, &b}) each->begin_and_read(1);
+      std::uint32_t made = 0;
+      for (; made < ahead; ++made) a.link->push(0, one.bytes(), false);
+      for (int of_b = 0; of_b < 2; ++of_b) {
+        REQUIRE_THROWS_WITH(
+            a.link->push(0, one.bytes(), false),
+            Catch::Matchers::StartsWith(sg::text("worker 1 makes push ", made + 1,
+                                                 " of layer 0 without waiting for the other")));
+        b.link->push(0, one.bytes(), false);
+        a.link->push(0, one.bytes(), false);
+        ++made;
+      }
+    }
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto rules = changes();
+  rules.adds = sg::staleness::Adds::on_arrival;  // nothing waits
+  Worker a(server, 0, model, rules);
+  Worker b(server, 1, model, rules);
+  for (Worker* each : {&a, &b}) each->begin_and_read(1);
+  for (int i = 0; i < 100; ++i) a.link->push(0, one.bytes(), false);
+}

@@ -39,6 +39,10 @@ TEST_CASE("faults/Lab: whatever fails, each push is added once and everybody end
     REQUIRE(wrong.empty());
     return;
   }
+  // A request that comes late must not take the place of the one behind it.
+  std::string const late = play(1028396, counts, false);
+  INFO(late);
+  REQUIRE(late.empty());
   std::uint64_t const stride = full() ? 1 : sanitized ? 500 : 25;
   for (std::uint64_t seed = 0; seed < seeds; seed += stride) {
     std::string const wrong = play(seed, counts, false);

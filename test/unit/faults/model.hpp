@@ -57,14 +57,14 @@ struct Model {
             !M::synchronous, model.minibatches(), [model](int m) { return model.needs(m); }};
   }
   /// Pushes that a worker may have made beyond the slowest.
-  [[nodiscard]] std::size_t ahead() const {
+  [[nodiscard]] std::uint32_t ahead() const {
     int most = 1;
     int needed = 0;
     for (int m = 0; m < 256; ++m) {
       needed = std::max(needed, needs(m));
       most = std::max(most, m / per_push + 1 - needed);
     }
-    return static_cast<std::size_t>(most);
+    return static_cast<std::uint32_t>(most);
   }
 };
 

@@ -92,7 +92,7 @@ class JoiningWorker {
     WorkerRules rules{.push_minibatches = request_.push_minibatches,
                       .pushes = request_.pushes,
                       .adds = request_.adds,
-                      .ahead = std::min<std::size_t>(request_.ahead, most_ahead),
+                      .ahead = request_.ahead,
                       .optimizer = server.optimizer,
                       .kept = server.kept,
                       .process = request_.process,
@@ -122,7 +122,6 @@ class JoiningWorker {
 
  private:
   static constexpr std::size_t most_request = std::size_t{1} << 22U;  // bytes
-  static constexpr std::size_t most_ahead = 1024;  // for which room is made when a worker joins
 
   bool identified_ = false;
   std::size_t layers_here_ = 0;  // whose first values have arrived

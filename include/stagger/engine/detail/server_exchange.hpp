@@ -196,16 +196,23 @@ class ServerExchange : public Exchange, protected ParameterListener {
   FixedArray<LayerParameters> packed_;  // [layers] or none
 
  private:
-  /// How many pushes a worker may be ahead of the slowest, as far as the minibatches for which the
-  /// staleness model is checked show it; a stream may end with each of them.
-  [[nodiscard]] [[gnu::cold]] std::size_t most_ahead() const {
+  /// How many pushes a worker may be ahead of the slowest, as far as the first minibatches show it,
+  /// and some that come much later; a stream may end with each of them. Where the number still grows
+  /// behind the first half of those, it has no limit.
+  [[nodiscard]] [[gnu::cold]] std::uint32_t most_ahead() const {
+    // A step that pushes in turn ends behind its own push.
+    if (staleness_.adds == staleness::Adds::in_turn && !staleness_) return 1;
+    constexpr int first = 1 << 16;
+    constexpr int last = 1 << 29;
     int most = 1;
     int needed = 0;
-    for (int m = 0; m < looked_at; ++m) {
+    int of_first_half = 0;
+    for (int m = 0; m <= last; m < first ? ++m : m *= 2) {
       needed = std::max(needed, staleness_.needs(staleness_.policy, m));
       most = std::max(most, m / staleness_.push_minibatches + 1 - needed);
+      if (m < first / 2) of_first_half = most;
     }
-    return static_cast<std::size_t>(most);
+    return most == of_first_half ? static_cast<std::uint32_t>(most) : WorkerRules::unlimited;
   }
 
   /// The transfers of a stage's layers are shown as one span.
