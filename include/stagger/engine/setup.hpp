@@ -72,10 +72,9 @@ class StreamExchange;
 /// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it, so that a
 /// program which only names it need not include the engine.
 template <class Made>
-[[gnu::cold]] std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
-                                                      Machine& machine,
-                                                      StalenessModel const& staleness,
-                                                      std::shared_ptr<void const> const& kept);
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
+                                        Machine& machine, StalenessModel const& staleness,
+                                        std::shared_ptr<void const> const& kept);
 #ifdef STAGGER_SEPARATE_COMPILATION
 extern template std::unique_ptr<Exchange> make_exchange<LocalExchange>(
     std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
