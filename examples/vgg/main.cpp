@@ -23,6 +23,14 @@
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/stagger.hpp>
 
+#ifdef VGG_HAS_MPI
+#include <stagger/collective/launcher.hpp>
+#include <stagger/mpi/processes.hpp>
+#include <stagger/mpi/session.hpp>
+
+#include "../under_mpirun.hpp"
+#endif
+
 #include "../terminal_text.hpp"
 #include "images.hpp"
 #include "layers/by_work.hpp"
@@ -36,6 +44,20 @@ namespace vgg {
 namespace sg = stagger;
 
 namespace {
+
+/// Does something, or says in one line why not.
+/// @return the exit code
+template <class Do> int guarded(Do what) {
+  try {
+    what();
+    return 0;
+  } catch (std::bad_alloc const&) {
+    std::fputs("vgg: there is not enough memory; use a smaller --width or --batch\n", stderr);
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "vgg: %s\n", cli::escaped(error.what()).c_str());
+  }
+  return 2;
+}
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -64,6 +86,9 @@ auto make_pipeline(Settings const& s, sg::sim::Clock const& clock, Chain chain,
                     .replicas = replicas});
   };
   if (s.device == "threads") return on(sg::host::Threads{static_cast<int>(s.threads)});
+#ifdef VGG_HAS_MPI
+  if (s.device == "mpi") return on(sg::mpi::Processes{});
+#endif
   auto const layers = static_cast<int>(split.over.work.size());
   auto cluster =
       split_brain::cluster(s.shape(), split.cuts(layers), static_cast<int>(s.workers),
@@ -137,6 +162,14 @@ void require_file(std::string const& name) {
   if (!name.empty()) sg::WholeFile const probe(name);  // not committed, so no file remains
 }
 
+/// What the ranks run on.
+std::string places_of(Settings const& s) {
+#ifdef VGG_HAS_MPI
+  if (s.device == "mpi") return sg::counted(sg::mpi::Processes{}.places(), "process");
+#endif
+  return sg::counted(s.threads, "thread");
+}
+
 void train(Settings const& s) {
   require_file(s.picture);
   DataSet const data = read_data(s);
@@ -146,9 +179,8 @@ void train(Settings const& s) {
   Trainer train = make_trainer(s, clock);
   std::size_t parameters = 0;
   for (auto const& shape : train.parameter_shapes()) parameters += shape.bytes / sizeof(float);
-  std::string const where = s.device == "clock"
-                                ? "the cluster of SplitBrain's paper, in virtual time"
-                                : sg::counted(s.threads, "thread");
+  std::string const where =
+      s.device == "clock" ? "the cluster of SplitBrain's paper, in virtual time" : places_of(s);
   std::fprintf(stderr, "%s parameters in %s of %s on %s, %s; %s to learn from, %s held out\n",
                sg::report::format_count(static_cast<double>(parameters)).c_str(),
                sg::counted(s.stages, "stage").c_str(), sg::counted(s.workers, "rank").c_str(),
@@ -196,18 +228,41 @@ void print_paper(Settings const& s) {
   if (!s.chart.empty()) sg::write_file(s.chart, trade_off_of_split_brain());
 }
 
+/// Trains in processes of MPI, of which the first one speaks, and starts them if nobody has.
+/// @return the exit code
+int train_over_mpi([[maybe_unused]] Settings s, [[maybe_unused]] int argc,
+                   [[maybe_unused]] char** argv) {
+#ifdef VGG_HAS_MPI
+  if (!sg::collective::find_launch())
+    return cli::run_under_mpirun(VGG_MPIEXEC, s.ranks(), argc, argv);
+  sg::mpi::Session const session;  // at its end all wait for each other, so that the first one has
+                                   // said what is wrong
+  int process = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &process);
+  if (process != 0) {
+    cli::say_nothing();
+    s.picture.clear();
+  }
+  return guarded([&] { train(s); });
+#else
+  cli::refuse("--device mpi needs an MPI, without which this program was built");
+#endif
+}
+
 }  // namespace
 }  // namespace vgg
 
 int main(int argc, char** argv) {
-  try {
+  int code = 0;
+  int const failed = vgg::guarded([&] {
     auto const settings = vgg::parse(argc, argv);
-    if (settings) settings->paper ? vgg::print_paper(*settings) : vgg::train(*settings);
-    return 0;
-  } catch (std::bad_alloc const&) {
-    std::fputs("vgg: there is not enough memory; use a smaller --width or --batch\n", stderr);
-  } catch (std::exception const& error) {
-    std::fprintf(stderr, "vgg: %s\n", cli::escaped(error.what()).c_str());
-  }
-  return 2;
+    if (!settings) return;
+    if (settings->paper)
+      vgg::print_paper(*settings);
+    else if (settings->device == "mpi")
+      code = vgg::train_over_mpi(*settings, argc, argv);
+    else
+      vgg::train(*settings);
+  });
+  return failed != 0 ? failed : code;
 }

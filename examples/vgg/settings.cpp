@@ -13,8 +13,8 @@ namespace vgg {
 
 void Settings::check() const {
   using cli::require;
-  if (device != "threads" && device != "clock")
-    cli::refuse("--device knows no '" + device + "'; there are: threads, clock");
+  if (device != "threads" && device != "mpi" && device != "clock")
+    cli::refuse("--device knows no '" + device + "'; there are: threads, mpi, clock");
   require("--width", width, 1, 1024);
   if (!(dropout >= 0 && dropout < 1))
     cli::refuse("--dropout " + cli::number(dropout) +
@@ -46,6 +46,10 @@ void Settings::check() const {
   if (!(threshold >= 0))
     cli::refuse("--threshold " + cli::number(threshold) + " is out of range; use 0 or more");
   require("--threads", threads, 1, 1024);
+}
+
+std::int64_t Settings::ranks() const {
+  return stages / stagger::schedule::Named{schedule}.chunks() * workers;
 }
 
 std::optional<Settings> parse(int argc, char const* const* argv) {
@@ -99,7 +103,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                  "Operations for each number exchanged, above which a dense layer is shared")
       ->group(group);
   app.add_option("--device", s.device,
-                 "threads; or clock: in virtual time, on the cluster of SplitBrain's paper")
+                 "threads; mpi: in the processes that mpirun started, or one for each rank; or "
+                 "clock: in virtual time, on the cluster of SplitBrain's paper")
       ->group(group);
   app.add_option("--threads", s.threads,
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
@@ -135,6 +140,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     cli::refuse("--device clock has the times of the network alone; leave out --linear");
   if (s.device == "clock" && app.count("--threads") != 0)
     cli::refuse("--threads has no use in virtual time; leave it out, or use --device threads");
+  if (s.device == "mpi" && app.count("--threads") != 0)
+    cli::refuse(
+        "--threads has no use in processes of MPI, which run their ranks on one each; leave it "
+        "out, or use --device threads");
   if (s.linear && app.count("--stages") == 0) s.stages = 1;
   if (s.threads == 0)
     s.threads = std::clamp<std::int64_t>(s.stages * s.workers, 1,

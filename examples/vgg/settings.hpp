@@ -34,7 +34,7 @@ struct Settings {
   std::int64_t workers = 1;  ///< ranks of each stage
   std::int64_t mp = 1;       ///< of them, members of a group that shares dense layers
   double threshold = 100;    ///< operations per element communicated above which one is shared
-  std::string device = "threads";  ///< or "clock"
+  std::string device = "threads";  ///< or "mpi", "clock"
   std::int64_t threads = 0;        ///< 0: as many as ranks, but not more than processors
 
   std::string picture;  ///< file to draw what members of a group have to; empty: none
@@ -47,6 +47,8 @@ struct Settings {
     return {static_cast<std::size_t>(batch), static_cast<std::size_t>(microbatches)};
   }
   [[nodiscard]] ModelShape shape() const noexcept { return {width, dropout, minibatch()}; }
+  /// Ranks of all stages.
+  [[nodiscard]] std::int64_t ranks() const;
   [[nodiscard]] int layers() const noexcept { return linear ? 1 : layers_of_model; }
 
   /// @throws Error  with Errc::bad_configuration, naming the flag, the value and what would do

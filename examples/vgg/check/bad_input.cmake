@@ -22,7 +22,7 @@ refused("--workers 9 cannot share 8 images of a microbatch; use at most 8" --wor
 refused("--mp 3 does not divide the 4 ranks of a stage" --workers 4 --mp 3)
 refused("--mp 0 does not divide the 1 rank of a stage" --mp 0)
 refused("--threshold -1 is out of range" --threshold -1)
-refused("--device knows no 'gpu'; there are: threads, clock" --device gpu)
+refused("--device knows no 'gpu'; there are: threads, mpi, clock" --device gpu)
 refused("--device clock has the times of the network alone" --device clock --linear)
 refused("--threads has no use in virtual time" --device clock --threads 2)
 refused("--steps is chosen by --paper; leave it out" --paper --steps 4)

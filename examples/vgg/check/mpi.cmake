@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# Groups in processes of MPI, which the program starts itself, print what they print on threads.
+include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
+
+refused("--threads has no use in processes of MPI" --device mpi --threads 2)
+refused("no file 'missing/data_batch_1.bin'" --workers 2 --mp 2 --device mpi --data missing)
+
+foreach(more "--stages;1;--mp;2;--microbatches;1" "--stages;2;--mp;2;--microbatches;3;--schedule;zb-h1")
+  set(seen)
+  foreach(device threads mpi)
+    run(--width 1 --batch 6 --steps 2 --workers 2 --threshold 0 --evaluate 1 --device ${device} ${more})
+    expect_result(0)
+    string(REGEX REPLACE " in [^\n]+" "" line "${output}")
+    list(APPEND seen "${line}")
+  endforeach()
+  list(REMOVE_DUPLICATES seen)
+  list(LENGTH seen different)
+  if(different GREATER 1)
+    fail("threads and processes should print the same: ${seen}")
+  endif()
+endforeach()
