@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -73,9 +74,9 @@ inline void require_launched(MPI_Comm processes) {
   MPI_Errhandler before = MPI_ERRHANDLER_NULL;
   MPI_Comm_get_errhandler(processes, &before);
   MPI_Comm_set_errhandler(processes, MPI_ERRORS_RETURN);
-  MPI_Comm made = MPI_COMM_NULL;
+  auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
-  int code = MPI_Comm_idup(processes, &made, &request);
+  int code = MPI_Comm_idup(processes, made.get(), &request);
   auto const ended = [&] {
     int done = 0;
     if (code == MPI_SUCCESS) code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
@@ -88,11 +89,12 @@ inline void require_launched(MPI_Comm processes) {
   check(code, "MPI_Comm_idup", "this process");
   if (!all) {
     peers_may_be_lost = true;
+    static_cast<void>(made.release());  // MPI may still write to it
     raise(Errc::deadline, "not all ", size, " processes have come after ", deadline_s,
           " s; look for one that died or hangs");
   }
-  MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
-  return made;
+  MPI_Comm_set_errhandler(*made, MPI_ERRORS_RETURN);
+  return *made;
 }
 
 /// One process's end. MPI works on memory that lies here and is given up after a deadline, since
