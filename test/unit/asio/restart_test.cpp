@@ -166,7 +166,7 @@ TEST_CASE("asio/RemoteParameterServer: a worker waits for a server that does not
       boost::asio::io_context context;
       boost::asio::ip::tcp::acceptor other(
           context, {boost::asio::ip::address_v4::loopback(), server.port()});
-      boost::asio::ip::tcp::socket(other.accept());
+      other.accept().close();
     }
     server.start();
   });
