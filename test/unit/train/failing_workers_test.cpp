@@ -50,11 +50,12 @@ struct Fragile : Layer {
   }
 };
 
-/// The link of worker 0, which does what that of a server in this process does.
+/// A worker's link, which does what that of a server in this process does.
 class Forwarding : public sg::detail::ParameterLink {
  public:
   using Bytes = sg::detail::ByteRange;
-  explicit Forwarding(ParameterServer const& server) : own_(server.worker(0).link()) {}
+  explicit Forwarding(ParameterServer const& server, int worker = 0)
+      : own_(server.worker(worker).link()) {}
   void join(std::span<sg::detail::LayerParameters const> layers,
             sg::detail::WorkerRules const& rules,
             sg::detail::ParameterListener& listener) override {
@@ -92,6 +93,42 @@ class Forwarding : public sg::detail::ParameterLink {
 
  private:
   std::shared_ptr<sg::detail::ParameterLink> own_;
+};
+
+/// Its second stream begins when that of another worker has begun.
+class Behind final : public Forwarding {
+ public:
+  Behind(ParameterServer const& server, int worker, std::atomic<bool> const& begun)
+      : Forwarding(server, worker), begun_(begun) {}
+  void begin() override {
+    bool const waits = ++streams_ == 2;
+    while (waits && !begun_.load()) std::this_thread::yield();
+    Forwarding::begin();
+  }
+
+ private:
+  std::atomic<bool> const& begun_;
+  int streams_ = 0;
+};
+/// Tells when its second stream has begun, or could not.
+class Ahead final : public Forwarding {
+ public:
+  Ahead(ParameterServer const& server, int worker, std::atomic<bool>& begun)
+      : Forwarding(server, worker), begun_(begun) {}
+  void begin() override {
+    struct Tell {
+      std::atomic<bool>& begun;
+      bool tells;
+      ~Tell() {
+        if (tells) begun.store(true);
+      }
+    } const tell{begun_, ++streams_ == 2};
+    Forwarding::begin();
+  }
+
+ private:
+  std::atomic<bool>& begun_;
+  int streams_ = 0;
 };
 
 /// Its first stream is lost when the worker asks for weights, or while it reads them.
@@ -208,9 +245,19 @@ TEST_CASE("train/OnFailure: a stream goes on without a worker that fails, and wi
       Chosen const waves{{3, 2, 1}, exact};
       ParameterServer const server(
           {.workers = 3, .shards = 2, .log = true, .on_failure = OnFailure::go_on});
+      // If the others had ended the second stream before worker 2 begins, it would wait for their
+      // third.
+      std::atomic<bool> begun{false};
       std::vector<decltype(make(waves, server, 0, {2}, 2, sgd))> trainers;
-      for (int n = 0; n < 3; ++n)
-        trainers.push_back(make(waves, server, n, {1 + n}, 2, sgd, n == 2 ? fail_at : -1));
+      for (int n = 0; n < 3; ++n) {
+        std::shared_ptr<sg::detail::ParameterLink> link;
+        if (n == 2)
+          link = std::make_shared<Ahead>(server, n, begun);
+        else
+          link = std::make_shared<Behind>(server, n, begun);
+        trainers.push_back(
+            make(waves, Through{std::move(link)}, n, {1 + n}, 2, sgd, n == 2 ? fail_at : -1));
+      }
       auto const batch = data(12);
       REQUIRE_THROWS_WITH(sg::run_together(trainers[0].stream(batch), trainers[1].stream(batch),
                                            trainers[2].stream(batch)),
