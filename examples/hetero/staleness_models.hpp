@@ -50,7 +50,7 @@ template <class Make> StalenessEntry(char const*, char const*, Takes, Make) -> S
 
 /// OSP with the layers that matter least, half of the model's bytes.
 inline constexpr staleness::OverlappedSynchronous<staleness::overlapped::ParameterGradientProduct,
-                                                  staleness::overlapped::FirstFit,
+                                                  staleness::overlapped::SplitLayer,
                                                   staleness::overlapped::ShareLate>
     half_late{.budget = {.share = 0.5}};
 
