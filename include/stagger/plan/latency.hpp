@@ -16,6 +16,7 @@ struct StageTime {
   double forward_s = 0;
   double backward_s = 0;
   double all_reduce_s = 0;  ///< of its gradients, once an iteration; 0 for a transfer
+  double recompute_s = 0;   ///< of backward_s: what needs no gradient of the next stage
 };
 
 /// Which equations the estimate uses.
@@ -98,7 +99,8 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
 ///
 /// The pivot is the stage that ends last if it never waits: argmax over s of (M-1)(F_s + B_s) + sum
 /// over a <= s of (F_a + B_a). The stages up to the pivot still have to run backwards after it;
-/// those after it end earlier, which hides part of their all-reduce.
+/// those after it end earlier, which hides part of their all-reduce. As in the paper, a recomputation
+/// waits for the gradient like the backward that it belongs to.
 /// @param stages        computing stages with the transfers between them, in order
 /// @param microbatches  M >= 1
 /// @throws Error        bad_configuration without stages or microbatches, bad_data for a time that

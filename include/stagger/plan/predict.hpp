@@ -79,6 +79,7 @@ class SharedStage {
       if (l > stage_.first) exchange(sum, l);
     }
     sum.all_reduce_s = std::max(0.0, sent_s - sum.backward_s);
+    if (plan_.recompute) sum.recompute_s = behind_last_exchange_s();
     return sum;
   }
 
@@ -96,6 +97,15 @@ class SharedStage {
   }
 
  private:
+  /// Forward. What lies before an exchange runs again after the gradient has come through it.
+  [[nodiscard]] double behind_last_exchange_s() const {
+    double sum = 0;
+    for (int l = stage_.last; l >= stage_.first; --l) {
+      sum += of(l).forward_s;
+      if (cut(l) != partition::Cut::none) break;
+    }
+    return sum;
+  }
   [[nodiscard]] std::size_t members() const { return static_cast<std::size_t>(split_.members); }
   [[nodiscard]] partition::PlannedLayer const& planned(int l) const {
     return split_.layers[static_cast<std::size_t>(l)];

@@ -20,7 +20,8 @@ namespace stagger::plan {
 ///
 /// The stages are those of the estimate: computing stages at even places, transfers between them.
 /// A boundary has one channel for each direction, and a channel one transfer at a time. A stage's
-/// all-reduce starts when its last backward has ended.
+/// all-reduce starts when its last backward has ended. A stage recomputes while it waits for a
+/// gradient, as the engine does.
 class Simulator {
  public:
   /// @param stages        [2S - 1] computing stages, with the transfers between them
@@ -61,7 +62,7 @@ class Simulator {
     if (timeline != nullptr) timeline->rows.assign(S, {});
     auto const backward = [&](std::size_t s, std::size_t m) {
       double const given = s + 1 < S ? gradient(s, m) : 0.0;
-      double const start = std::max(free_[s], given);
+      double const start = std::max(free_[s], given - stages[2 * s].recompute_s);
       free_[s] = start + stages[2 * s].backward_s;
       if (timeline != nullptr) add(*timeline, schedule::Kind::backward, s, m, start, free_[s]);
       if (s == 0) return;

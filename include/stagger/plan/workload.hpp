@@ -149,7 +149,8 @@ class Workload {
     }
     t.forward_s *= slice;
     t.backward_s *= slice;
-    if (recompute) t.backward_s += t.forward_s;
+    if (recompute) t.recompute_s = t.forward_s;
+    t.backward_s += t.recompute_s;
     return t;
   }
 

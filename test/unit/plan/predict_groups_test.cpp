@@ -133,12 +133,11 @@ TEST_CASE("plan/predict: groups in pipelines of several positions, and their gra
   for (auto const& [cuts, counts] : std::vector<std::pair<std::vector<int>, std::vector<int>>>{
            {{}, {2}}, {{3}, {2, 2}}, {{4}, {4, 2}}, {{1}, {2, 4}}, {{1, 3, 5}, {2, 2, 2, 4}}})
     for (int const microbatches : {1, 4, 8})
-      for (bool const recompute : {false, true}) {
-        // Several positions recompute while they wait for a gradient, of which a plan knows nothing.
-        if (recompute && !cuts.empty()) continue;
-        Case of{.microbatches = microbatches, .cuts = cuts, .counts = counts};
-        of.options.recompute = recompute;
-        CAPTURE(cuts, counts, microbatches, recompute);
+      for (int const variant : {0, 1, 2, 3}) {
+        Case of{.members = 1 + variant % 2, .microbatches = microbatches, .cuts = cuts};
+        of.counts = counts;
+        of.options.recompute = variant >= 2;
+        CAPTURE(cuts, counts, microbatches, of.members, of.options.recompute);
         bool const pairs_alone = std::count(counts.begin(), counts.end(), 4) == 0;
         auto const [predicted, run_s] = outcome(of, 8, pairs_alone);
         CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
