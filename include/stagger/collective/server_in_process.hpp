@@ -148,7 +148,7 @@ class ServerInProcess {
         late_ = std::make_unique<LateAnswers>(rules, layers, clients_.workers(), clients_.size());
       layers_.take_over(layers, rules, late_.get());
     } else if (layers_.compare(worker, layers, digests, rules)) {
-      for (int n = 0; n < options_.workers; ++n) clients_[n].awaited.store(layers_.midst(n));
+      for (int n = 0; n < options_.workers; ++n) clients_[n].awaited.store(layers_.has_pushed(n));
     }
     layers_.reserve(rules.ahead);
     clients_[client].asks.assign(layers.size(), Ask{});

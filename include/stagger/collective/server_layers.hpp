@@ -212,9 +212,10 @@ class ServerLayers {
     }
   }
   /// Whether a worker has pushed in its current stream.
-  [[nodiscard]] bool midst(int worker) const {
+  [[nodiscard]] bool has_pushed(int worker) const {
     bool any = false;
-    for (auto const& layer : layers_) any = any || layer->worker(worker).midst(layer->streams());
+    for (auto const& layer : layers_)
+      any = any || layer->worker(worker).has_pushed(layer->streams());
     return any;
   }
   /// In one layer, ends the stream of a worker that has failed, or of all workers. @pre its lock is

@@ -33,7 +33,7 @@ struct StoreWorker {
   ParameterBlock begun{};             ///< a push that lacks its late part
   ParameterBlock answer{};            ///< in_turn: values after its last push, or the first
   std::uint32_t answer_contains = 0;  ///< pushes of all workers in `answer`
-  std::uint32_t answer_has = 0;       ///< as `fewest_of_others`, for `answer`
+  std::uint32_t answer_fewest_of_others = 0;  ///< as `fewest_of_others`, for `answer`
 
   /// It may push until so many of its pushes wait.
   void allow(std::size_t ahead) {
@@ -54,7 +54,7 @@ struct StoreWorker {
   [[nodiscard]] bool waits_for_others() const noexcept { return ended && !gone; }
   /// Whether it has pushed in its current stream.
   /// @param streams  streams that all workers have ended
-  [[nodiscard]] bool midst(std::uint32_t streams) const noexcept {
+  [[nodiscard]] bool has_pushed(std::uint32_t streams) const noexcept {
     return stream == streams && !ended && pushes != start;
   }
   /// @param made    pushes that it counts as having made
@@ -68,20 +68,20 @@ struct StoreWorker {
   }
   /// For Adds::in_turn: keeps the values of the worker's next answer.
   /// @param contains  pushes of all workers
-  /// @param has                as `answer_has`
+  /// @param has       as `answer_fewest_of_others`
   void answer_with(std::byte const* values, std::size_t bytes, std::uint32_t contains,
                    std::uint32_t has) {
     if (answer.size() != bytes) answer.make(nullptr, bytes);
     if (bytes != 0) std::memcpy(answer.data(), values, bytes);
     answer_contains = contains;
-    answer_has = has;
+    answer_fewest_of_others = has;
   }
   /// Writes or reads everything but the pushes that lack their late part.
   /// @param file   a StateWriter or a StateReader
   /// @param bytes  of a push
   template <class File> void keep(File& file, std::size_t bytes) {
     file.numbers(pushes, start, before, from, stream, failures, ended, gone, answer_contains,
-                 answer_has);
+                 answer_fewest_of_others);
     file.require(start <= pushes);
     file.blocks(waiting, bytes);
     file.block(answer);
@@ -133,7 +133,7 @@ class StoreWorkers {
     std::uint32_t const mine = exact ? pushes : added(worker);
     std::uint32_t others = fewest_of_others(worker);
     if (exact && size() > 1) others = pushes;
-    if (adds == staleness::Adds::in_turn) others = own.answer_has;
+    if (adds == staleness::Adds::in_turn) others = own.answer_fewest_of_others;
     return {mine - std::min(mine, own.start),
             others == all_rounds ? others : others - std::min(others, own.start)};
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A function with a stack of its own, which can be left in the midst of any call and gone on
+/// @file   A function with a stack of its own, which can be left inside any call and gone on
 ///         with later: a worker that waits, on the one thread of a simulation.
 
 #include <cstddef>

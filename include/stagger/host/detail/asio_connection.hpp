@@ -151,7 +151,7 @@ class AsioConnection final : public collective::detail::Transport,
 
   void tick() noexcept {
     std::lock_guard const lock(mutex_);
-    bool const waits = blocked_ || reader_.midst() || finishing_ || end_ == nullptr;
+    bool const waits = blocked_ || reader_.partial() || finishing_ || end_ == nullptr;
     stalled_ = waits && moved_ == seen_ ? stalled_ + 1 : 0;
     seen_ = moved_;
     if (stalled_ < stalls_ || ended()) return;
@@ -204,7 +204,7 @@ class AsioConnection final : public collective::detail::Transport,
   /// Says why to the other side, then waits until that has gone.
   void refuse(std::string const& sentence) {
     auto const why = error(Errc::bad_data, sentence);
-    if (writer_.midst()) return close(why);
+    if (writer_.partial()) return close(why);
     reader_.forget();
     refusal_ = sentence;
     std::exchange(end_, nullptr)->gone(why);
@@ -280,7 +280,7 @@ class AsioConnection final : public collective::detail::Transport,
     try {
       for (;;) {
         writer_.fill(*end_);
-        if (writer_.midst()) return false;
+        if (writer_.partial()) return false;
         auto const pieces = writer_.next();
         if (pieces.empty()) return true;
         if (send(pieces)) return false;

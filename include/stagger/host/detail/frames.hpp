@@ -70,7 +70,7 @@ class FrameReader {
     return expected_ == nullptr ? 0 : sizeof(Hello) - filled_;
   }
   /// Whether a frame has begun that is not complete.
-  [[nodiscard]] bool midst() const noexcept { return in_frame_ || filled_ != 0; }
+  [[nodiscard]] bool partial() const noexcept { return in_frame_ || filled_ != 0; }
   /// Forgets it: what comes now is of no interest.
   void forget() noexcept {
     in_frame_ = direct_ = false;
@@ -149,19 +149,19 @@ class FrameReader {
 class FrameWriter {
  public:
   void hello(Hello const& hello) noexcept { append(&hello, sizeof(hello)); }
-  /// The last thing that is said. @pre not midst()
+  /// The last thing that is said. @pre not partial()
   void refuse(std::string const& sentence) noexcept {
     std::size_t const bytes = std::min(sentence.size(), small_bytes);
     add({.kind = MessageKind::refused, .bytes = bytes},
         std::as_bytes(std::span(sentence.data(), bytes)));
   }
   /// Whether a part of a large payload has been sent.
-  [[nodiscard]] bool midst() const noexcept { return !piece_.empty() || !payload_.empty(); }
+  [[nodiscard]] bool partial() const noexcept { return !piece_.empty() || !payload_.empty(); }
   /// Adds frames while there is room for one more. @throws what `end` throws
   void fill(MessageEnd& end) {
     Message message;
     std::span<std::byte const> payload;
-    while (!midst() && has_room() && end.next(message, payload)) add(message, payload);
+    while (!partial() && has_room() && end.next(message, payload)) add(message, payload);
   }
   [[nodiscard]] bool has_room() const noexcept {
     return out_.size() - filled_ >= small_bytes + sizeof(Message) + sizeof(std::uint64_t);
@@ -187,7 +187,7 @@ class FrameWriter {
     if (sent_ == filled_) sent_ = filled_ = 0;
     if (count == gathered) return;
     piece_ = piece_.subspan(count - gathered);
-    if (!midst()) append_sum();
+    if (!partial()) append_sum();
   }
 
  private:
