@@ -117,6 +117,16 @@ auto stepping(sg::collective::ServerWorker worker, auto device) {
                                     device);
 }
 
+/// Both pairs of workers take the same streams, and have the same losses.
+template <class Far, class Near> void stream_alike(Far& a, Far& b, Near& c, Near& d, int stream) {
+  auto const of_a = data(11, 10.0 * stream);
+  auto const of_b = data(11, 10.0 * stream + 1);
+  auto const there = sg::run_together(a.stream(of_a), b.stream(of_b));
+  auto const here = sg::run_together(c.stream(of_a), d.stream(of_b));
+  REQUIRE(there[0].loss == here[0].loss);
+  REQUIRE(there[1].loss == here[1].loss);
+}
+
 }  // namespace
 
 TEST_CASE("mpi/Processes: workers that stream over processes have the bits of workers on threads",
@@ -131,12 +141,7 @@ TEST_CASE("mpi/Processes: workers that stream over processes have the bits of wo
       auto c = streaming(in_flight, distance, expected.worker(0), sg::host::Threads{1});
       auto d = streaming(in_flight, distance, expected.worker(1), sg::host::Threads{1});
       for (int stream = 0; stream < 2; ++stream) {
-        auto const of_a = data(11, 10.0 * stream);
-        auto const of_b = data(11, 10.0 * stream + 1);
-        auto const there = sg::run_together(a.stream(of_a), b.stream(of_b));
-        auto const here = sg::run_together(c.stream(of_a), d.stream(of_b));
-        REQUIRE(there[0].loss == here[0].loss);
-        REQUIRE(there[1].loss == here[1].loss);
+        stream_alike(a, b, c, d, stream);
         REQUIRE(a.steps() == c.steps());
       }
       for (auto* const train : {&a, &b}) {
@@ -393,14 +398,7 @@ TEST_CASE("mpi/ParameterServer: layers that lie where they run change no bit", "
     auto b = streaming(4, 1, server.worker(1), sg::mpi::Processes{});
     auto c = streaming(4, 1, near.worker(0), sg::host::Threads{1});
     auto d = streaming(4, 1, near.worker(1), sg::host::Threads{1});
-    for (int stream = 0; stream < 2; ++stream) {
-      auto const of_a = data(11, 10.0 * stream);
-      auto const of_b = data(11, 10.0 * stream + 1);
-      auto const there = sg::run_together(a.stream(of_a), b.stream(of_b));
-      auto const here = sg::run_together(c.stream(of_a), d.stream(of_b));
-      REQUIRE(there[0].loss == here[0].loss);
-      REQUIRE(there[1].loss == here[1].loss);
-    }
+    for (int stream = 0; stream < 2; ++stream) stream_alike(a, b, c, d, stream);
     a.gather_parameters();
     REQUIRE(weights(a) == weights(c));
   }

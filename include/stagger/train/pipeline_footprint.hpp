@@ -69,12 +69,12 @@ class FootprintRun {
         if (s + 1 == chain_.size())
           for (int m = 0; m < members(chain_[s]); ++m) {
             std::size_t const l = layers_of(chain_[s], m).last - 1;
-            for (bool const again : {false, true}) {  // then it knows what was taken
-              contexts_[model_.layers.size()].begin_action(nullptr, model_.number(l), 0);
-              if (!again)
-                ops.value_and_gradient(loss, contexts_[model_.layers.size()], y_[l][0], target,
-                                       terms > 0 ? 1 / terms : 0, dy_[l][0]);
-            }
+            Context& context = contexts_[model_.layers.size()];
+            context.begin_action(nullptr, model_.number(l), 0);
+            ops.value_and_gradient(loss, context, y_[l][0], target, terms > 0 ? 1 / terms : 0,
+                                   dy_[l][0]);
+            // A context knows how much scratch an action took once the next one begins.
+            context.begin_action(nullptr, model_.number(l), 0);
           }
         else
           give_back(chain_[s], whole);
@@ -176,7 +176,7 @@ class FootprintRun {
       for (std::size_t l = layers.last; l-- > layers.first;) {
         backward_layer(contexts_[l], action(l), {}, input_of(layers, l)[0], dy_[l][0],
                        l == layers.first ? dx_[l][0] : dy_[l - 1][0], saved_[l][0]);
-        action(l).begin(contexts_[l]);  // a context knows what was taken once the next one begins
+        action(l).begin(contexts_[l]);  // so that the scratch of this one is counted, as above
       }
       if (m == 0) before = Slots(*front.input, 1);
       ColumnOps const* const columns = taken(section, front);

@@ -252,6 +252,21 @@ template <class T> auto one_device(Case const& of) {
                                                           optimizer(), options);
 }
 
+/// What is split in each of the 16 ways, by groups of each size.
+inline std::vector<Case> patterns() {
+  std::vector<Case> cases;
+  for (unsigned pattern = 0; pattern < 16; ++pattern)
+    for (int const members : {2, 3, 4, 8})
+      for (bool const pairs : {false, true}) {
+        Case of{.pattern = pattern, .members = members, .groups = members == 8 ? 1 : 2};
+        of.pairs = pairs;
+        of.microbatches = pattern % 3 == 0 ? members : 1;
+        of.options.recompute = pattern % 2 == 1;
+        cases.push_back(of);
+      }
+  return cases;
+}
+
 /// Schedules, positions and threads, for a group of 2 or 3.
 inline std::vector<Case> wide() {
   using namespace sg::schedule;

@@ -535,24 +535,31 @@ template <class Trainers> void step_all(Trainers& trainers, double seed, int mic
   static_cast<void>(sg::run_together(std::move(steps)));
 }
 
+/// Two workers of half the layers late, and an oracle, after some steps of both.
+struct Trained {
+  sg::collective::ParameterServer const server{{.workers = 2}};
+  std::vector<decltype(worker(half_late, server, 0, {2}, sgd, sg::host::Threads{2}))> trainers;
+  Oracle<sg::optimizer::Sgd> oracle{sgd, products(0.5), 2};
+  explicit Trained(int steps) {
+    for (int n = 0; n < 2; ++n)
+      trainers.push_back(worker(half_late, server, n, {2}, sgd, sg::host::Threads{2}));
+    for (int step = 0; step < steps; ++step) {
+      step_all(trainers, 10.0 * step);
+      oracle.train({data(2, 10.0 * step), data(2, 10.0 * step + 1)});
+    }
+  }
+};
+
 }  // namespace
 
 TEST_CASE("train/OverlappedSynchronous: evaluation sees the weights that all workers have",
           "[train]") {
-  sg::collective::ParameterServer const server({.workers = 2});
-  std::vector<decltype(worker(half_late, server, 0, {2}, sgd, sg::host::Threads{2}))> trainers;
-  for (int n = 0; n < 2; ++n)
-    trainers.push_back(worker(half_late, server, n, {2}, sgd, sg::host::Threads{2}));
-  Oracle<sg::optimizer::Sgd> oracle{sgd, products(0.5), 2};
-  for (int step = 0; step < 4; ++step) {
-    step_all(trainers, 10.0 * step);
-    oracle.train({data(2, 10.0 * step), data(2, 10.0 * step + 1)});
-  }
+  Trained trained(4);
   auto const batch = data(2, 77);
   double loss = 0;
-  static_cast<void>(gradients(oracle.p, batch, loss));
-  for (auto& trainer : trainers) CHECK(run(trainer.evaluate(batch)).loss == Approx(loss));
-  for (auto& trainer : trainers) CHECK(weights(trainer) == oracle.p);
+  static_cast<void>(gradients(trained.oracle.p, batch, loss));
+  for (auto& trainer : trained.trainers) CHECK(run(trainer.evaluate(batch)).loss == Approx(loss));
+  for (auto& trainer : trained.trainers) CHECK(weights(trainer) == trained.oracle.p);
 }
 
 TEST_CASE("train/OverlappedSynchronous: to look at weights keeps what the last step has recorded",
@@ -578,17 +585,9 @@ TEST_CASE("train/OverlappedSynchronous: to look at weights keeps what the last s
 
 TEST_CASE("train/OverlappedSynchronous: workers go when something is late, and others see it all",
           "[train]") {
-  sg::collective::ParameterServer const server({.workers = 2});
-  std::vector<decltype(worker(half_late, server, 0, {2}, sgd, sg::host::Threads{2}))> trainers;
-  for (int n = 0; n < 2; ++n)
-    trainers.push_back(worker(half_late, server, n, {2}, sgd, sg::host::Threads{2}));
-  Oracle<sg::optimizer::Sgd> oracle{sgd, products(0.5), 2};
-  for (int step = 0; step < 3; ++step) {
-    step_all(trainers, 10.0 * step);
-    oracle.train({data(2, 10.0 * step), data(2, 10.0 * step + 1)});
-  }
-  trainers.pop_back();
-  CHECK(weights(trainers[0]) == oracle.p);
+  Trained trained(3);
+  trained.trainers.pop_back();
+  CHECK(weights(trained.trainers[0]) == trained.oracle.p);
 }
 
 TEST_CASE(

@@ -51,16 +51,10 @@ void check_memory(Case const& of, std::size_t rows) {
 
 TEST_CASE("train/footprint: memory of groups is predicted to the byte, whatever is split",
           "[train]") {
-  for (unsigned pattern = 0; pattern < 16; ++pattern)
-    for (int const members : {2, 3, 4, 8})
-      for (bool const pairs : {false, true}) {
-        Case of{.pattern = pattern, .members = members, .groups = members == 8 ? 1 : 2};
-        of.pairs = pairs;
-        of.microbatches = pattern % 3 == 0 ? members : 1;
-        of.options.recompute = pattern % 2 == 1;
-        CAPTURE(pattern, members, pairs);
-        check_memory(of, 17);
-      }
+  for (Case const& of : patterns()) {
+    CAPTURE(of.pattern, of.members, of.pairs);
+    check_memory(of, 17);
+  }
 }
 
 TEST_CASE("train/footprint: memory of groups is predicted for schedules and positions", "[train]") {
