@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <span>
 #include <stdexcept>
@@ -85,6 +86,35 @@ TEST_CASE("mpi/groups: whatever the schedule, positions and processes, the bits 
     auto const data = batch<double>(3, of.microbatches, 18);
     CHECK(sg::run(train.evaluate(data)).loss == sg::run(threads.evaluate(data)).loss);
   }
+}
+
+TEST_CASE("mpi/groups: layers updated in each pass have the bits of threads", "[mpi]") {
+  int number = 0;
+  for (Made const& schedule : {made(sg::schedule::OneFOneB{}), made(sg::schedule::GPipe{})})
+    for (auto const& [cuts, counts] : std::vector<std::pair<std::vector<int>, std::vector<int>>>{
+             {{}, {2}}, {{}, {4}}, {{3}, {2, 2}}, {{1}, {3, 2}}}) {
+      Case of{.microbatches = 4, .schedule = schedule, .cuts = cuts, .counts = counts};
+      of.members = counts.back();
+      of.update = sg::partition::Update::each_pass;
+      of.options.recompute = number % 2 == 1;
+      if (ranks_of(of) < processes()) continue;
+      CAPTURE(number++);
+      auto train = pipeline<double>(sg::mpi::Processes{}, of);
+      auto threads = pipeline<double>(sg::host::Threads{1}, of);
+      auto const step = [&](int i) {
+        auto const data = batch<double>(i, of.microbatches, 17);
+        CHECK(sg::run(train.step(data)).loss == sg::run(threads.step(data)).loss);
+      };
+      for (int i = 0; i < 2; ++i) step(i);
+      REQUIRE(whole_bits(train) == bits(threads));
+      auto wrong = batch<double>(2, of.microbatches, 17);  // fails behind updates of earlier passes
+      wrong.inputs[2] = numbers<double>(17, inputs - 1, 3);
+      CHECK_THROWS_AS(sg::run(train.step(wrong)), std::exception);
+      CHECK(train.steps() == 2);
+      REQUIRE(whole_bits(train) == bits(threads));
+      step(2);
+      REQUIRE(whole_bits(train) == bits(threads));
+    }
 }
 
 TEST_CASE("mpi/groups: the optimizer's state shared out, and groups of gradients, change no bit",

@@ -23,11 +23,13 @@
 #include <stagger/engine/setup.hpp>
 #include <stagger/partition/split_plan.hpp>
 #include <stagger/program/sections.hpp>
+#include <stagger/program/versions.hpp>
 
 namespace stagger::detail {
 
 struct GroupedModel : Grouped {
   Sections divided;
+  StalenessModel each_pass;
 };
 
 /// Makes a layer of each member's part or copy, and a stage of each member's part of a section.
@@ -46,8 +48,9 @@ class GroupDivision {
     for (Layer const& layer : whole_) features.push_back(features_of_layer(layer));
     GroupChoice const& choice = setup_.groups;
     plan_ = partition::plan_split(features, {choice.members, choice.threshold, choice.pairs});
-    if (!plan_.splits()) return nullptr;
-    if (setup_.options.replicas.empty())
+    if (plan_.first == features.size()) return nullptr;
+    if (choice.each_pass) require_alone();
+    if (setup_.options.replicas.empty() && choice.members > 1)
       raise(Errc::bad_configuration, "a position with 1 rank cannot form groups of ",
             choice.members, "; give Options::replicas a multiple of ", choice.members);
     model_->table_stages = static_cast<int>(setup_.cuts.size()) + 1;
@@ -55,6 +58,7 @@ class GroupDivision {
     model_->divided.members = choice.members;
     for (std::size_t first = 0; first < whole_.size();) first = add_section(first);
     describe();
+    if (choice.each_pass) update_each_pass();
     if (plan_.end != partition::Cut::none) add_end();
     model_->divided.stages = static_cast<int>(model_->table_stage.size());
     layers_ = std::move(made_);
@@ -62,6 +66,29 @@ class GroupDivision {
   }
 
  private:
+  /// Refuses what needs the gradients of a whole step before the first update.
+  [[gnu::cold]] void require_alone() const {
+    char const* other = nullptr;
+    if (setup_.options.clip_norm) other = "Options::clip_norm";
+    if (setup_.grouping.shard_optimizer) other = "AllReduce::shard_optimizer";
+    if (setup_.staleness) other = "an asynchronous staleness model";
+    if (setup_.server.link != nullptr) other = "a parameter server";
+    if (other != nullptr)
+      raise(Errc::bad_configuration, "layers that are updated in each pass cannot train with ",
+            other, "; leave it out, or use Update::accumulate");
+  }
+
+  /// Every microbatch sees the newest weights, as far as the schedule has let them be made.
+  [[gnu::cold]] void update_each_pass() {
+    int depth = 0;
+    while (!model_->divided.chain[depth].grouped) ++depth;
+    model_->each_pass = {.microbatches = 1,
+                         .version = [](void const*, int, int available) { return available; },
+                         .fix = &fix_versions,
+                         .in_step_from = depth};
+    model_->updates = &model_->each_pass;
+  }
+
   [[nodiscard]] static partition::LayerFeatures features_of_layer(Layer const& layer) {
     partition::LayerFeatures features;
     SplitOps const* const ops = layer.ops().split;
@@ -105,7 +132,7 @@ class GroupDivision {
   /// @return the first layer behind it
   [[gnu::cold]] std::size_t add_section(std::size_t first) {
     std::size_t end = first + 1;
-    while (end < whole_.size() && !begins_stage(end) &&
+    while (end < whole_.size() && !begins_stage(end) && end != plan_.first &&
            plan_.layers[end].cut == partition::Cut::none)
       ++end;
     partition::PlannedLayer const& front = plan_.layers[first];
@@ -114,7 +141,7 @@ class GroupDivision {
     Section section;
     section.table_stage = table_stage_;
     section.stage = static_cast<int>(model_->table_stage.size());
-    section.grouped = front.takes != partition::Held::rows;
+    section.grouped = first >= plan_.first;
     section.opens = begins_stage(first);
     section.takes = front.takes;
     section.gives = back.gives;
@@ -144,6 +171,7 @@ class GroupDivision {
                       by == SplitBy::outputs  ? " by outputs"
                       : by == SplitBy::inputs ? " by inputs"
                                               : " inside");
+    if (setup_.groups.each_pass) words += ", updated each pass";
   }
 
   /// Adds the layer before the loss, which every member has.
@@ -401,15 +429,27 @@ struct GroupTables {
   [[gnu::cold]] static schedule::Table table(Grouped const& grouped, schedule::Table const& table,
                                              Replicas const& replicas) {
     Sections const& sections = static_cast<GroupedModel const&>(grouped).divided;
+    FixedArray<int> holder(table.stages);  // position + 1
     for (int p = 0; p < table.ranks(); ++p)
       for (auto const& action : table.row(p))
-        for (Section const& section : sections.chain)
-          if (section.grouped && section.table_stage == action.stage &&
-              replicas.counts()[p] % sections.members != 0)
+        for (Section const& section : sections.chain) {
+          if (!section.grouped || section.table_stage != action.stage) continue;
+          int const ranks = replicas.empty() ? 1 : replicas.counts()[p];
+          if (ranks % sections.members != 0)
             raise(Errc::bad_configuration, "position ", p, " of the schedule has ",
-                  counted(replicas.counts()[p], "rank"), ", which cannot form groups of ",
-                  sections.members, " for the layers of stage ", action.stage,
-                  "; give it a multiple of ", sections.members, ", or LayerSplit another group");
+                  counted(ranks, "rank"), ", which cannot form groups of ", sections.members,
+                  " for the layers of stage ", action.stage, "; give it a multiple of ",
+                  sections.members, ", or LayerSplit another group");
+          int& first = holder[action.stage];
+          if (first == 0) first = p + 1;
+          if (grouped.updates != nullptr && (ranks != sections.members || first != p + 1))
+            raise(
+                Errc::bad_configuration, "stage ", action.stage, " has ",
+                first != p + 1 ? 2 : ranks / sections.members, " groups of ", sections.members,
+                " with gradients to add up, which those updated in each pass do not wait for; let "
+                "one position of ",
+                counted(sections.members, "rank"), " run it, or use Update::accumulate");
+        }
     return table_of_sections(table, replicas, sections);
   }
 

@@ -83,8 +83,8 @@ class Machine : public StepStatus {
       if (std::exchange(end_of_step.updated, false))
         for (LayerPart const& own : end_of_step.layers)
           model.parameters[own.layer].copy_part(own.range, true);
-    if (run.program->training && !run.program->flushes && exchange_ == nullptr)
-      for (auto& parameters : model.parameters) parameters.restore();
+    if (exchange_ == nullptr)
+      run.each_updated_early(model, [](LayerParameters& layer) { layer.restore(); });
   }
   void gradient_norm(double norm) noexcept { run.gradient_norm = norm; }
 
@@ -116,8 +116,8 @@ class Machine : public StepStatus {
     model.put_back_wholes();
     // Before the first training step it may not be known which rank has which state.
     if (!model.shards || run.program->training) take_back_shown();
-    if (run.program->training && !run.program->flushes && exchange_ == nullptr)
-      for (auto& parameters : model.parameters) parameters.save();
+    if (exchange_ == nullptr)
+      run.each_updated_early(model, [](LayerParameters& layer) { layer.save(); });
     traffic.begin_step(arguments, model, model.memory != nullptr);
     for (std::size_t r = 0; r < run.ranks.size(); ++r) {
       auto& rank = run.ranks[r];
@@ -172,7 +172,7 @@ class Machine : public StepStatus {
     else if (exchange_ != nullptr && !ends_step(in.op))
       exchange(rank, in, clock);
     else if (in.op == Op::apply)
-      model.apply(in);
+      model.apply(in, run.program->flushes ? run.program->microbatches : 1);
     else if (has_group(in.op))
       model.options.replicas.ops()->add_up(*this, rank, in, clock);
     else if (!ends_step(in.op))

@@ -128,7 +128,7 @@ template <class Device>
     raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
           "; use a positive norm");
   Setup timed = setup;
-  if (setup.groups.ops != nullptr && setup.groups.members != 1) {
+  if (setup.groups.ops != nullptr && (setup.groups.members != 1 || setup.groups.each_pass)) {
     if constexpr (!Device::traits.shares_layers)
       raise(Errc::bad_configuration,
             "this device cannot run groups of ranks that share layers; use host::Threads or "

@@ -214,6 +214,7 @@ struct GroupChoice {
   int members = 1;
   double threshold = 0;
   bool pairs = false;
+  bool each_pass = false;  // members update after each microbatch
 };
 
 }  // namespace stagger::detail

@@ -100,10 +100,12 @@ template <class Tag> struct GroupTable {
   static constexpr GroupOps const* ops = nullptr;
 };
 
-/// @tparam Rules  partition::SplitRules
-template <class Rules, class Tag = std::conditional_t<sizeof(Rules) != 0, WithGroups, void>>
-[[nodiscard]] GroupChoice group_choice(Rules const& rules) {
-  return {GroupTable<Tag>::ops, rules.group, rules.threshold, rules.pairs};
+/// @tparam P  partition::LayerSplit
+template <class P, class Tag = std::conditional_t<sizeof(P) != 0, WithGroups, void>>
+[[nodiscard]] GroupChoice group_choice(P const& policy) {
+  auto const rules = policy.rules();
+  return {GroupTable<Tag>::ops, rules.group, rules.threshold, rules.pairs,
+          policy.update == decltype(policy.update)::each_pass};
 }
 
 /// A pipeline's policies except the device, types erased.

@@ -11,11 +11,24 @@
 
 namespace stagger::partition {
 
+/// When the layers from the first one that is split on are updated.
+enum class Update {
+  accumulate,  ///< at the end of a step, with all others: a step is that of one device
+  each_pass,   ///< after the backward of each microbatch, with what it adds to the step's gradient;
+               ///< the layers before them at the end of the step. As published
+};
+
 /// The ranks of each position form groups of `group`: rank i is member i mod `group` of group i div
 /// `group`. Before the first layer that is split, a rank works on its own share of the rows, as
 /// without groups; after it on all rows of its group, with a part of each layer for which splitting
 /// pays (plan_split). Positions that hold such layers, or later ones, need a multiple of `group`
-/// ranks. With a group of 1 nothing changes.
+/// ranks. With a group of 1 nothing changes, except that with Update::each_pass the layers from the
+/// first one on for which splitting pays are updated after each microbatch, too.
+///
+/// Update::each_pass needs one group in the pipeline, and neither Options::clip_norm nor sharded
+/// optimizer state. A microbatch sees the updates made before its forward; its backward sees the same
+/// weights. The optimizer's step number of these layers counts microbatches, as if all steps had as
+/// many.
 ///
 /// @code
 ///     #include <stagger/engine/groups.hpp>
@@ -29,6 +42,7 @@ template <PartitionPolicy P = Cuts> struct LayerSplit {
   P over{};                ///< cuts the layers into stages; by default there is one
   double threshold = 225;  ///< as in SplitRules
   bool pairs = false;      ///< likewise
+  Update update = Update::accumulate;
 
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const { return over.cuts(layers); }
   [[nodiscard]] constexpr SplitRules rules() const noexcept { return {group, threshold, pairs}; }

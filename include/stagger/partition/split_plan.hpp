@@ -54,6 +54,12 @@ struct SplitRules {
                    (static_cast<double>(layer.inputs) + static_cast<double>(layer.outputs));
 }
 
+/// Whether to split a layer pays, if it can be split at all.
+[[nodiscard]] constexpr bool worth_splitting(LayerFeatures const& layer,
+                                             SplitRules const& rules) noexcept {
+  return layer.inputs != 0 && layer.outputs != 0 && operations_per_element(layer) > rules.threshold;
+}
+
 /// The part of a value between two layers that a member of a group has.
 enum class Held : std::uint8_t {
   rows,     ///< its share of the rows, as with replicas
@@ -111,6 +117,9 @@ struct SplitPlan {
   int members = 1;
   std::vector<PlannedLayer> layers{};
   Cut end = Cut::none;  ///< between the last layer and the loss
+  std::size_t first =
+      0;  ///< the first layer that is split, or would be in a larger group; none: as
+          ///< many as there are layers
 
   /// Whether any layer is split.
   [[nodiscard]] constexpr bool splits() const noexcept {
@@ -147,7 +156,7 @@ struct SplitPlan {
     if (known && features != 0 && layer.inputs != features)
       raise(Errc::mismatch, "layer ", l, " takes ", counted(layer.inputs, "feature"), ", but ",
             features, " arrive; let its inputs() be the outputs() of the layer before it");
-    bool const pays = known && members > 1 && operations_per_element(layer) > rules.threshold;
+    bool const pays = members > 1 && worth_splitting(layer, rules);
     PlannedLayer planned;
     planned.arriving = known ? layer.inputs : features;
     if (pays && layer.hidden != 0)
@@ -172,6 +181,8 @@ struct SplitPlan {
     planned.features = features;
     held = planned.gives;
     plan.layers.push_back(planned);
+    bool const shared = members > 1 ? held != Held::rows : worth_splitting(layer, rules);
+    if (plan.first == l && !shared) ++plan.first;
   }
   plan.end = cut_between(held, held == Held::rows ? held : Held::whole, false);
   return plan;

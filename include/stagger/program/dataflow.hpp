@@ -157,6 +157,16 @@ struct Dataflow {
   }
 }
 
+/// The ranks of a table's rows. @param replicas  null or empty: one each
+[[nodiscard]] [[gnu::cold]] inline List<Replicas::Part> parts_of(Replicas const* replicas,
+                                                                 int rows) {
+  List<Replicas::Part> parts;
+  if (replicas != nullptr) parts = replicas->parts();
+  if (parts.empty())
+    for (int r = 0; r < rows; ++r) parts.push_back({.position = r});
+  return parts;
+}
+
 /// The cells of a table, without edges.
 /// @param replicas  of each row; null or empty: one each
 /// @param by_rank   whether the table already has a row for each rank
@@ -171,9 +181,7 @@ struct Dataflow {
   if (table.stages > 10000 || flow.units > 65535)
     raise(Errc::bad_schedule, table.stages, " stages and ", flow.units,
           " microbatches are more than a program can number; use at most 10000 and 65535");
-  if (replicas != nullptr) flow.parts = replicas->parts();
-  if (flow.parts.empty())
-    for (int r = 0; r < table.ranks(); ++r) flow.parts.push_back({.position = r});
+  flow.parts = parts_of(replicas, table.ranks());
   for (int r = 0; r < flow.ranks(); ++r) flow.rows.push_back(by_rank ? r : flow.parts[r].position);
   add_cells(flow, table);
   add_uses(flow, table);

@@ -25,14 +25,14 @@ namespace stagger {
 namespace detail {
 
 /// The pass that fixes which weights each microbatch sees.
-/// @return       [cells]; none where all stages update together
+/// @return       [cells] without updates where a cell updates with the others; none where all do
 /// @throws Error bad_schedule for a table that does not fit the staleness model
 [[nodiscard]] [[gnu::cold]] inline FixedArray<Versions> versions_of(
     Dataflow const& flow, StalenessModel const& staleness) {
   bool const exchanges = staleness.push_minibatches != 0;
   if (!flow.training || !(staleness || exchanges)) return {};
   for (std::size_t c = 1; c < flow.cells.size(); ++c)
-    if (flow.cells[c].stage == flow.cells[c - 1].stage)
+    if (flow.cells[c].stage == flow.cells[c - 1].stage && staleness.alone(flow.cells[c].depth))
       raise(Errc::bad_schedule, "stage ", flow.cells[c].stage, " has several owners, ",
             staleness ? "which must update together; use a schedule that flushes"
                       : "but each worker makes one push of it; use a schedule that runs each stage "
@@ -43,8 +43,9 @@ namespace detail {
           staleness.microbatches, "; give a multiple of it");
   FixedArray<Versions> versions(flow.cells.size());
   for (std::size_t c = 0; c < flow.cells.size(); ++c)
-    versions[c] = staleness.fix(staleness, {flow.cells[c].stage, flow.uses[c].forward,
-                                            flow.uses[c].end, flow.length_at(c)});
+    if (staleness.alone(flow.cells[c].depth))
+      versions[c] = staleness.fix(staleness, {flow.cells[c].stage, flow.uses[c].forward,
+                                              flow.uses[c].end, flow.length_at(c)});
   return versions;
 }
 

@@ -219,6 +219,7 @@ struct Cell {
   int member = 0;            ///< of the group; `replica` then counts groups
   std::size_t features = 0;  ///< of a row of the output, of all members; 0: not known
   IndexRange columns{};      ///< those that it has itself; none: all, or terms
+  bool alone = false;  ///< it updates after each microbatch of a step, not at the end with others
 
   /// Whether it reads the microbatch where the caller keeps it.
   [[nodiscard]] constexpr bool first() const noexcept { return before == none && !gathers_input; }
@@ -313,7 +314,7 @@ struct Program {
   int microbatches = 0;  ///< units that flow: slices, where the table divides microbatches
   bool training = true;
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
-  bool flushes = true;  ///< whether all stages update together, at the end
+  bool flushes = true;  ///< whether all stages but those alone update together, at the end
   int push_minibatches = 0;  ///< in one push to a parameter server; 0: there is none
   bool late = false;         ///< answers to a step's pushes may come in the step after
   List<Cell> cells;          ///< by stage, then by rank

@@ -53,7 +53,7 @@ namespace detail {
   made.stages = sections.stages;
   made.microbatches = table.microbatches;
   made.slices = table.slices;
-  for (auto const& part : replicas.parts()) {
+  for (auto const& part : parts_of(&replicas, table.ranks())) {
     made.begin_row();
     int const member = part.replica % sections.members;
     for (auto action : table.row(part.position)) {

@@ -33,6 +33,12 @@ struct StalenessModel {
   detail::Versions (*fix)(StalenessModel const&, detail::StageRow const&) = nullptr;
   detail::LateCalls const* late = nullptr;  ///< null: no layer is late
   bool immediate = false;                   ///< late values are taken up before a forward
+  int in_step_from = none;  ///< of a step: cells from this depth on update alone, the others at its
+                            ///< end; none: of a run without a flush, where all update alone
+  static constexpr int none = -1;
+  [[nodiscard]] bool in_step() const noexcept { return in_step_from != none; }
+  /// Whether cells of this depth update alone. @pre  *this
+  [[nodiscard]] bool alone(int depth) const noexcept { return depth >= in_step_from; }
   [[nodiscard]] explicit operator bool() const noexcept { return version != nullptr; }
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
 };

@@ -153,8 +153,10 @@ template <class FootprintOf>
     IndexRange const layers = detail::layers_of(cuts, cell.stage, any.layers.size());
     bool const owner = c == 0 || program.cells[c - 1].stage != cell.stage;
     auto const kept = static_cast<std::uint64_t>(states);
+    // What is updated within a step is saved before it, and may have several versions.
+    std::uint64_t const early = cell.alone ? kept + cell.versions : 0;
     for (std::size_t const l : layers) {  // further owners have their own gradients
-      memory.parameters += any.layers[l].parameters * (owner ? 2 + kept : 1);
+      memory.parameters += any.layers[l].parameters * (owner ? 2 + kept + early : 1);
       memory.optimizer_state += owner ? any.layers[l].parameters * kept : 0;
     }
     detail::add_cell(memory, scratch[rank], program, c, layers, own_rows, footprint);

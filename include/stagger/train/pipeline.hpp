@@ -124,7 +124,7 @@ template <class... Stage> class Pipeline {
                    Pick<LossTag, Loss, P...>::from(policy...)});
       Setup setup{.cuts = cuts, .options = options};
       if constexpr (requires { partitioner.rules().group; })
-        setup.groups = group_choice(partitioner.rules());
+        setup.groups = group_choice(partitioner);
       if constexpr (requires { kept->schedule.facts(); })
         require_flush(kept->schedule, Staleness::synchronous);
       setup.schedule = schedule_call(kept->schedule);

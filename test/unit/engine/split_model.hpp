@@ -223,6 +223,7 @@ struct Case {
   sg::Options options{};
   double threshold = 0;
   std::vector<int> counts{};  // ranks of each position; none: members * groups
+  sg::partition::Update update = sg::partition::Update::accumulate;
 };
 
 inline sg::Replicas replicas(std::size_t positions, int each) {
@@ -240,8 +241,9 @@ auto pipeline(Device device, Case const& of, More const&... more) {
   options.replicas = replicas(positions, of.members * of.groups);
   if (!of.counts.empty()) options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
   return sg::Pipeline{model<T>(of.pattern)}.with(
-      sg::partition::LayerSplit<>{of.members, {of.cuts}, of.threshold, of.pairs}, of.schedule,
-      sg::loss::MeanSquaredError<T>{}, optimizer(), std::move(device), options, more...);
+      sg::partition::LayerSplit<>{of.members, {of.cuts}, of.threshold, of.pairs, of.update},
+      of.schedule, sg::loss::MeanSquaredError<T>{}, optimizer(), std::move(device), options,
+      more...);
 }
 
 template <class T> auto one_device(Case const& of) {

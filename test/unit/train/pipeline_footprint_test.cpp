@@ -57,6 +57,18 @@ TEST_CASE("train/footprint: memory of groups is predicted to the byte, whatever 
   }
 }
 
+TEST_CASE("train/footprint: memory of groups that update in each pass is predicted", "[train]") {
+  using namespace sg::schedule;
+  for (Made const& schedule : {made(GPipe{}), made(OneFOneB{})})
+    for (int const members : {1, 2, 4})
+      for (auto const& cuts : std::vector<std::vector<int>>{{}, {3}}) {
+        Case of{.members = members, .microbatches = 4, .schedule = schedule, .cuts = cuts};
+        of.update = sg::partition::Update::each_pass;
+        CAPTURE(members, cuts);
+        check_memory(of, 12);
+      }
+}
+
 TEST_CASE("train/footprint: memory of groups is predicted for schedules and positions", "[train]") {
   using namespace sg::schedule;
   int number = 0;

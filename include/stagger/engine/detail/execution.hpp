@@ -142,6 +142,14 @@ struct Execution {
           owner->shares[i].take_values(model.parameters[model.first_layer[s] + i].stored());
   }
 
+  /// Calls `visit(parameters)` for each layer that the program updates before all ranks have
+  /// finished.
+  template <class Visit> void each_updated_early(ModelState& model, Visit visit) const {
+    for (Cell const& cell : program->cells)
+      for (std::size_t const l : model.layers_of(cell.stage))
+        if (program->training && (cell.alone || !program->flushes)) visit(model.parameters[l]);
+  }
+
   [[gnu::cold]] void zero_gradients(ModelState& model) noexcept {
     for (auto& layer : model.parameters) layer.zero_gradients();
     for (auto& first : storage)
@@ -231,6 +239,7 @@ struct Execution {
       run.saved = places(values.saved, *run.ops->saved);
       run.dy = places(values.dy, *run.ops->output);
       cell.layers.push_back(run);
+      if (need.alone) continue;  // `apply` updates it
       if (owner == 0) {
         for (std::size_t p = 0; model.counted(l) && p < model.parameters[l].count(); ++p)
           at_end.squares.push_back({l, p});

@@ -12,7 +12,10 @@
 #include <stagger/program/program.hpp>
 #include <stagger/program/traffic.hpp>
 
-namespace stagger::detail {
+namespace stagger {
+struct StalenessModel;
+
+namespace detail {
 
 struct GroupOps;
 struct ModelState;
@@ -49,7 +52,8 @@ struct Grouped {
   List<int> stage_at;     // [depths] stage of the table
   int table_stages = 0;
   std::size_t model_layers = 0;
-  std::string description;  // which layers are shared, and how
+  std::string description;                  // which layers are shared, and how
+  StalenessModel const* updates = nullptr;  // of those, if they are updated in each pass
 
   /// What a value counts as that one cell takes from another.
   /// @param grouped  null: no layer is shared
@@ -69,4 +73,5 @@ struct ShownWhole {
   ParameterBlock blocks[3];   // values, then states
 };
 
-}  // namespace stagger::detail
+}  // namespace detail
+}  // namespace stagger

@@ -100,15 +100,17 @@ struct ModelState {
   [[nodiscard]] std::size_t parameter_count() const noexcept {
     return parameters_before(layers.size());
   }
-  /// The optimizer step of an instruction of a stream without flushes.
-  [[nodiscard]] UpdateStep update_step(Instruction const& in) const noexcept {
-    return {1, steps + 1 + static_cast<std::int64_t>(in.update()), in.version, in.next_version};
+  /// The optimizer step of a stage that updates alone.
+  /// @param updates  that it makes for each one that `steps` counts
+  [[nodiscard]] UpdateStep update_step(Instruction const& in, int updates = 1) const noexcept {
+    return {1, steps * updates + 1 + static_cast<std::int64_t>(in.update()), in.version,
+            in.next_version};
   }
-  /// Without a flush: the optimizer step of one stage. If the stream fails later, the values from
-  /// before the stream are restored.
-  void apply(Instruction const& in) {
+  /// The optimizer step of one stage alone. If the run fails later, the values from before it are
+  /// restored.
+  void apply(Instruction const& in, int updates) {
     for (std::size_t const l : layers_of(in.stage))
-      optimizer.update(optimizer.optimizer, parameters[l], update_step(in));
+      optimizer.update(optimizer.optimizer, parameters[l], update_step(in, updates));
   }
 
   /// Keeps something for as long as there are parameters.

@@ -113,14 +113,15 @@ class Programs {
             "the schedule made a table without a backward action, which cannot train; evaluate and "
             "predict with it, or train with a schedule such as 1f1b");
     LayOutOptions options;
+    options.staleness = staleness_;
     if (grouped_ != nullptr) {
       made = grouped_->ops->table(*grouped_, made, options_.replicas);
       options.sections = &grouped_->ops->sections(*grouped_);
+      if (grouped_->updates != nullptr) options.staleness = *grouped_->updates;
       options.connect_sections = grouped_->ops->connect;
     }
     options.recompute = options_.recompute;
     options.spare_slots = options_.spare_slots;
-    options.staleness = staleness_;
     options.replicas = &options_.replicas;
     options.groups = groups;
     if (groups != nullptr) options.group_gradients = options_.replicas.ops()->group_gradients;

@@ -27,6 +27,7 @@ struct ReplicaSums {
       end_of_step.layers.clear();
     }
     each_stage(*machine.run.program, [&](int stage, IndexRange cells) {
+      if (machine.run.program->cells[cells.first].alone) return;  // `apply` updates it
       std::size_t const holders = cells.size();
       auto const end_of_step = [&](std::size_t holder) -> EndOfStep& {
         return machine.run.end_of_step[machine.run.program->cells[cells.first + holder].rank];

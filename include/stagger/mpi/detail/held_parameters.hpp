@@ -94,7 +94,7 @@ struct HeldParameters {
     each_stage(program(), [&](int stage, IndexRange cells) {
       for (std::size_t const c : cells) {
         int const rank = program().cells[c].rank;
-        if (!own[rank]) continue;
+        if (!own[rank] || program().cells[c].alone) continue;
         for (std::size_t const l : layers_of(stage))
           machine.run.end_of_step[rank].layers.push_back({l, {}});
         return;

@@ -14,19 +14,21 @@
 
 namespace stagger::detail {
 
-/// The version of its weights that each cell holds in each slot in a run without a flush, and with
-/// a parameter server the changes.
+/// The version of its weights that each cell which updates alone holds in each slot, and with a
+/// parameter server the changes.
 class VersionCheck {
  public:
   [[gnu::cold]] VersionCheck(CheckState const& state, StalenessModel const& staleness)
       : state_(state), staleness_(staleness) {
     if (state.program.flushes) exchanged_.assign(state.program.cells.size(), 0);
-    if (!state.program.training || state.program.flushes) return;
+    bool const in_step = staleness && staleness.in_step();
+    if (!state.program.training || (state.program.flushes && !in_step)) return;
     per_update_ = std::max(1, staleness.microbatches);
     per_push_ = state.program.push_minibatches;
     auto const& cells = state.program.cells;
     cells_ = FixedArray<Weights>(cells.size());
     for (std::size_t c = 0; c < cells.size(); ++c) {
+      cells_[c].alone = !state.program.flushes || staleness.alone(cells[c].depth);
       cells_[c].slots.assign(cells[c].versions, Held{});
       if (cells[c].versions != 0) cells_[c].slots[0] = {.updates = 0};
       cells_[c].wanted.resize(state.units);
@@ -34,7 +36,7 @@ class VersionCheck {
   }
 
   [[gnu::cold]] void read(Instruction const& in) {
-    if (cells_.size() == 0) {
+    if (!alone(in.cell)) {
       if (in.version != 0)
         state_.refuse({"reads another version of its weights than the only one"});
       if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
@@ -62,13 +64,13 @@ class VersionCheck {
 
   /// Checks a gradient that is added up for the next update.
   void add(Instruction const& in) const {
-    if (cells_.size() != 0 && static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
+    if (alone(in.cell) && static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
       state_.refuse({"adds to the gradients of another minibatch"});
   }
 
   /// @param ended  microbatches whose gradients are there
   [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) {
-    if (cells_.size() == 0) state_.refuse({"updates one stage alone in a run that flushes"});
+    if (!alone(in.cell)) state_.refuse({"updates alone a stage that updates with the others"});
     Weights& own = cells_[in.cell];
     auto const made = static_cast<std::uint32_t>(own.made);
     auto const per_update = static_cast<std::uint32_t>(per_update_);
@@ -127,15 +129,18 @@ class VersionCheck {
 
   /// Called after all instructions.
   [[gnu::cold]] void require_last(std::size_t c) const {
-    if (cells_.size() == 0) {
+    if (state_.program.cells[c].alone != (state_.program.flushes && alone(c)))
+      state_.refuse({"says of its weights that they are updated at another time than they are"});
+    if (!alone(c)) {
       bool const exchanges = state_.program.training && state_.program.exchanges();
       if (!exchanged_.empty() && (exchanged_[c] == pulled) != exchanges)
         state_.refuse({"does not end with a push and a pull of each stage"});
       return;
     }
     Weights const& own = cells_[c];
-    if (own.made != state_.program.updates)
-      state_.refuse({"makes ", own.made, " updates of ", state_.program.updates});
+    int const updates =
+        state_.program.flushes ? state_.program.microbatches : state_.program.updates;
+    if (own.made != updates) state_.refuse({"makes ", own.made, " updates of ", updates});
     if (per_push_ != 0 && own.pushes * per_push_ < own.made)
       state_.refuse({"pushes ", own.pushes, " times, which is not all of its changes"});
     if (own.slots[0].updates != own.made || (per_push_ != 0 && own.slots[0].rounds != own.pushes))
@@ -156,8 +161,10 @@ class VersionCheck {
     int made = 0;       // updates, or changes
     int pushes = 0;
     int rounds = 0;  // rounds that the last forward must have seen
+    bool alone = false;
   };
   enum Exchanged : std::uint8_t { none_yet, read_once, pushed, pulled };
+  [[nodiscard]] bool alone(std::size_t c) const { return cells_.size() != 0 && cells_[c].alone; }
   /// Checks that there is one push, then one pull, at the end of a step.
   void exchange_once(Instruction const& in) {
     auto& done = exchanged_[in.cell];
@@ -178,7 +185,7 @@ class VersionCheck {
 
   CheckState const& state_;
   StalenessModel const& staleness_;
-  FixedArray<Weights> cells_;     // none: all stages update together
+  FixedArray<Weights> cells_;     // none: all update together
   List<std::uint8_t> exchanged_;  // [cells] Exchanged, in a step
   int per_update_ = 1;
   int per_push_ = 0;  // minibatches; 0: no parameter server

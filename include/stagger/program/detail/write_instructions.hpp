@@ -21,6 +21,11 @@
 
 namespace stagger::detail {
 
+/// Whether a cell updates when it has gradients, without waiting for the others.
+[[nodiscard]] inline bool updates_alone(FixedArray<Versions> const& versions, std::size_t c) {
+  return versions.size() != 0 && !versions[c].updates.empty();
+}
+
 /// Adds the cells with their numbers of slots.
 [[gnu::cold]] inline void add_cells(Program& program, Dataflow const& flow, SlotPlan const& plan,
                                     FixedArray<Versions> const& versions, bool recompute) {
@@ -31,7 +36,8 @@ namespace stagger::detail {
     cell.kept_slots = plan.kept[c].slots + (recompute ? 1 : 0);
     cell.dy_slots = plan.dy[c].slots;
     cell.inner_slots = plan.inner[c].slots;
-    if (!program.flushes) cell.versions = versions[c].slots;
+    if (versions.size() != 0) cell.versions = versions[c].slots;
+    cell.alone = program.flushes && updates_alone(versions, c);
     if (cell.gathers_gradient) cell.y_slots = plan.y[c].slots;
     if (cell.gathers_input) cell.dx_slots = 1;
     for (DirectedEdge const& e : flow.sent[c])
@@ -80,6 +86,7 @@ class InstructionWriter {
         plan_(plan),
         versions_(versions),
         recompute_(recompute),
+        flushes_(versions.size() == 0 || staleness.in_step()),
         updates_(flow, versions, staleness) {}
 
   /// @throws Error  bad_schedule for more signals than a program can number
@@ -88,8 +95,8 @@ class InstructionWriter {
     program.stages = flow_.stages;
     program.microbatches = static_cast<int>(flow_.units);
     program.training = flow_.training;
-    program.flushes = flushes();
-    if (!flushes()) program.updates = static_cast<int>(versions_[0].updates.size());
+    program.flushes = flushes_;
+    if (!flushes_) program.updates = static_cast<int>(versions_[0].updates.size());
     program.computing = flow_.ranks();
     program.row_edges = flow_.row_edges;
     add_cells(program, flow_, plan_, versions_, recompute_);
@@ -102,8 +109,6 @@ class InstructionWriter {
   }
 
  private:
-  [[nodiscard]] bool flushes() const { return versions_.size() == 0; }
-
   [[gnu::cold]] void add_rank(Program& program, int self) {
     known_.assign(flow_.parts.size(), 0);
     RankProgram rank;
@@ -114,19 +119,19 @@ class InstructionWriter {
       if (!schedule::is_compute(action.kind)) continue;
       std::size_t const c = flow_.cell_at(action.stage, self);
       if (action.kind == schedule::Kind::forward) {
-        if (flushes())
+        if (flushes_)
           updates_.add_correction(rank, c);
         else
           updates_.add_pulls(rank, c, static_cast<std::uint32_t>(flow_.unit(action)));
       }
       add_action(rank, action, c);
-      if (!flushes()) updates_.add_update(rank, c, at);
+      if (updates_alone(versions_, c)) updates_.add_update(rank, c, at);
       ++at;
       if (!flow_.cells[c].opens) continue;
       if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
       if (schedule::ends_flight(action.kind) || !flow_.training) --in_flight;
     }
-    if (flow_.training && flushes()) add_end(rank, self);
+    if (flow_.training && flushes_) add_end(rank, self);
     for (std::size_t c = 0; c < versions_.size(); ++c)
       if (flow_.cells[c].rank == self)
         updates_.add_pulls(rank, c, static_cast<std::uint32_t>(flow_.units));
@@ -179,7 +184,7 @@ class InstructionWriter {
       ++in.kept;  // slot 0 is for F, which keeps nothing
       if (action.kind == schedule::Kind::forward) in.kept = 0;
     }
-    if (!flushes()) in.version = versions_[c].seen[u];
+    if (updates_alone(versions_, c)) in.version = versions_[c].seen[u];
     if (!cell.first()) in.x = plan_.x[c].slot[u];
     if (cell.after != Cell::none) in.y = plan_.x[cell.after].slot[u];
     if (!flow_.training) return in;
@@ -279,6 +284,7 @@ class InstructionWriter {
   SlotPlan const& plan_;
   FixedArray<Versions> const& versions_;
   bool recompute_;
+  bool flushes_;
   UpdateWriter updates_;
   List<std::uint32_t> known_;    // [ranks] parts of positions that the rank knows to be done
   List<std::uint32_t> awaited_;  // [signals] the highest count that any rank waits for
