@@ -2,35 +2,32 @@
 // Groups of ranks that share layers, on threads.
 //
 //   vgg        a step of examples/vgg on 2 ranks on 2 threads, as one group that shares the dense
-//              layers and as 2 replicas; steps of both alternate
+//              layers and as 2 replicas; steps of both alternate. Further steps are recorded for the
+//              time that exchanges take
 //   exchange   2 ranks on 2 threads: from the end of the last member's layer to the beginning of the
 //              last member's next one, where each takes a value of n bytes that both have columns
 //              of (shard) or terms (sum)
-//   copy       one memcpy of n bytes on each of 2 threads at once, from the vector that the other
-//              has just written; measurements of both alternate
+//   copy       one memcpy on each of 2 threads at once, from the vector that the other has just
+//              written, of n bytes; for a sum, which reads two vectors and writes one, of 3/2 n, so
+//              that as many bytes are read and written. Measurements of both alternate
 // The rows compare medians.
 
 #include <algorithm>
 #include <array>
-#include <barrier>
 #include <chrono>
 #include <cstddef>
-#include <cstring>
-#include <limits>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <stagger/engine/groups.hpp>
 #include <stagger/partition/layer_split.hpp>
-#include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/stagger.hpp>
 
+#include "support/copies.hpp"
 #include "support/rows.hpp"
-#include "vgg/images.hpp"
-#include "vgg/model/model.hpp"
+#include "support/vgg.hpp"
 
 namespace {
 
@@ -41,21 +38,11 @@ constexpr int rounds = 21;
 
 double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
-/// @param group  1: two replicas
-auto train_vgg(vgg::ModelShape const& shape, int group) {
-  return sg::Pipeline{vgg::make_model<float>(shape, 1)}.with(
-      sg::partition::LayerSplit{.group = group}, sg::schedule::OneFOneB{},
-      sg::optimizer::Sgd{.rate = 0.01}, sg::loss::CrossEntropy<float>{}, sg::host::Threads{2},
-      sg::Options{.replicas = {2}});
-}
-
-void measure_vgg(benchmark::State& state, std::ptrdiff_t width, std::size_t images) {
-  vgg::ModelShape const shape{.width = width, .minibatch = {images, 2}};
-  auto const data = vgg::make_textures(1, 100, 10);
-  vgg::Batch batch;
-  data.training.draw(1, 0, shape.minibatch, batch);
-  auto shared = train_vgg(shape, 2);
-  auto copies = train_vgg(shape, 1);
+void measure_vgg(benchmark::State& state, std::ptrdiff_t width) {
+  auto const shape = bench::vgg_shape(width);
+  auto const batch = bench::vgg_batch(shape);
+  auto shared = bench::vgg_pipeline(shape, 2, sg::host::Threads{2});
+  auto copies = bench::vgg_pipeline(shape, 1, sg::host::Threads{2});
   auto const timed = [&](auto& train) {
     auto const start = Clock::now();
     sg::run(train.step(batch));
@@ -74,6 +61,13 @@ void measure_vgg(benchmark::State& state, std::ptrdiff_t width, std::size_t imag
     state.SetIterationTime(bench::median(of_shared));
     state.counters["replicas_ms"] = 1e3 * bench::median(of_copies);
     state.counters["of_replicas"] = bench::median(ratios);
+    shared.record(true);
+    std::vector<double> shares;
+    for (int round = 0; round < 5; ++round) {
+      timed(shared);
+      shares.push_back(bench::exchanging(shared.timeline()));
+    }
+    state.counters["exchanging"] = bench::median(shares);
   }
 }
 
@@ -129,25 +123,6 @@ struct NoLoss {
   }
 };
 
-/// Seconds from the start of the first thread to the end of the last.
-double copy_s(std::size_t bytes, std::array<std::array<std::vector<char>, 2>, 2>& all) {
-  std::array<Clock::time_point, 2> begun, ended;
-  std::barrier together(2);
-  std::vector<std::thread> running;
-  for (std::size_t t = 0; t < 2; ++t)
-    running.emplace_back([&, t] {
-      all[t][0].assign(bytes, static_cast<char>(t));
-      all[t][1].resize(bytes);
-      together.arrive_and_wait();
-      begun[t] = Clock::now();
-      std::memcpy(all[t][1].data(), all[1 - t][0].data(), bytes);
-      benchmark::ClobberMemory();
-      ended[t] = Clock::now();
-    });
-  for (auto& thread : running) thread.join();
-  return seconds(std::max(ended[0], ended[1]) - std::min(begun[0], begun[1]));
-}
-
 void measure_exchange(benchmark::State& state, bool sum, std::size_t bytes) {
   constexpr std::size_t features = 1024;
   std::size_t const rows = bytes / sizeof(float) / features;
@@ -164,12 +139,12 @@ void measure_exchange(benchmark::State& state, bool sum, std::size_t bytes) {
       sg::host::Threads{2}, sg::Options{.replicas = {2}});
   sg::Tensor<float> const input({rows, 1});
   sg::Batch<sg::Tensor<float>, sg::Tensor<float>> const batch{{input}, {input}};
-  std::array<std::array<std::vector<char>, 2>, 2> vectors;
+  bench::Copies copy(2, sum ? bytes + bytes / 2 : bytes);
   for ([[maybe_unused]] auto _ : state) {
     std::vector<double> exchanges, copies;
     for (int round = -2; round < rounds; ++round) {
       sg::run(train.evaluate(batch));
-      double const copied = copy_s(bytes, vectors);
+      double const copied = copy.seconds();
       if (round < 0) continue;
       exchanges.push_back(seconds(std::max(times.began[0], times.began[1]) -
                                   std::max(times.ended[0], times.ended[1])));
@@ -180,56 +155,22 @@ void measure_exchange(benchmark::State& state, bool sum, std::size_t bytes) {
   }
 }
 
-bench::Row vgg_row(std::string const& name, std::ptrdiff_t width) {
-  return {
-      bench::text("examples/vgg of width %td, 2 ranks on 2 threads, a group of 2 against 2 "
-                  "replicas",
-                  width),
-      name, [=](bench::Results const& results) {
-        double const share = results.counter(name, "of_replicas");
-        return bench::Line{
-            bench::text("%.1f ms, %.1f ms: %.2f of their throughput, median of the ratios; the "
-                        "paper's cluster 0.95",
-                        1e3 * results.time_s(name), results.counter(name, "replicas_ms"), share),
-            "at least 0.85", share >= 0.85 ? bench::Grade::passed : bench::Grade::failed};
-      }};
-}
-
-bench::Row exchange_row(std::string const& all, std::vector<int> const& sizes) {
-  return {"what 2 members on 2 threads take from each other, " + all + ", 1, 4, 16, 64 MiB", all,
-          [=](bench::Results const& results) {
-            std::string times;
-            double least = std::numeric_limits<double>::max();
-            for (int const mib : sizes) {
-              std::string const name = all + "/MiB:" + std::to_string(mib);
-              double const share = results.counter(name, "of_copy");
-              least = std::min(least, share);
-              times += bench::text("%s%.2f ms (%.0f %%)", times.empty() ? "" : ", ",
-                                   1e3 * results.time_s(name), 100 * share);
-            }
-            return bench::Line{times, "at least 85 % of the copy",
-                               least >= 0.85 ? bench::Grade::passed : bench::Grade::failed};
-          }};
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<bench::Row> rows;
   for (std::ptrdiff_t const width : {8, 64}) {
     std::string const name = "vgg/width:" + std::to_string(width);
-    bench::add(name, 1,
-               [=](benchmark::State& state) { measure_vgg(state, width, width == 8 ? 32 : 16); });
-    rows.push_back(vgg_row(name, width));
+    bench::add(name, 1, [=](benchmark::State& state) { measure_vgg(state, width); });
+    rows.push_back(bench::vgg_row(
+        bench::text("examples/vgg of width %td, 2 ranks on 2 threads", width), name, 0.85));
   }
-  std::vector<int> const sizes{1, 4, 16, 64};
-  for (bool const sum : {false, true}) {
-    std::string const all = sum ? "sum" : "shard";
-    for (int const mib : sizes)
-      bench::add(all + "/MiB:" + std::to_string(mib), 3, [=](benchmark::State& state) {
-        measure_exchange(state, sum, static_cast<std::size_t>(mib) << 20U);
-      });
-    rows.push_back(exchange_row(all, sizes));
-  }
+  for (bool const sum : {false, true})
+    bench::add_sizes(rows,
+                     bench::text("what 2 members on 2 threads take from each other, %s",
+                                 sum ? "sum of terms" : "shard"),
+                     sum ? "sum" : "shard", 3, [=](benchmark::State& state, std::size_t bytes) {
+                       measure_exchange(state, sum, bytes);
+                     });
   return bench::run(argc, argv, rows);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transformer of examples/gpt with a process for each rank, compared with the same ranks on
-// threads of one process.
+// threads of one process; and groups of processes that share layers.
 //
 // The program starts itself under mpirun, with two stages in 2 processes, and with two replicas of
 // each stage in 4 processes. Rounds alternate: a few steps of all processes, then as many of
@@ -10,6 +10,9 @@
 // With four processes, it also measures the gain from overlapping all-reduces with the last
 // backward pass: the groups of `grouping::Optimal` against `grouping::Single`, whose only group
 // contains the whole stage and so has to wait for the end of the backward pass.
+//
+// Two processes also train examples/vgg, as one group that shares the dense layers and as two
+// replicas; steps of both alternate.
 
 #include <mpi.h>
 
@@ -33,6 +36,7 @@
 
 #include "support/rows.hpp"
 #include "support/transformer.hpp"
+#include "support/vgg.hpp"
 
 namespace {
 
@@ -93,6 +97,43 @@ int measure_sums() {
   return 0;
 }
 
+/// Steps of examples/vgg by two processes, as a group and as replicas.
+int measure_groups(std::ptrdiff_t width) {
+  stagger::mpi::Session const session;
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  auto const shape = bench::vgg_shape(width);
+  auto const batch = bench::vgg_batch(shape);
+  auto shared = bench::vgg_pipeline(shape, 2, stagger::mpi::Processes{});
+  auto copies = bench::vgg_pipeline(shape, 1, stagger::mpi::Processes{});
+  auto const timed = [&](auto& train) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    double const start_s = bench::now_s();
+    stagger::run(train.step(batch));
+    return bench::now_s() - start_s;
+  };
+  std::vector<double> shared_s;
+  std::vector<double> copies_s;
+  for (int round = -3; round < 11; ++round) {
+    double const of_shared = timed(shared);
+    double const of_copies = timed(copies);
+    if (round < 0) continue;
+    shared_s.push_back(of_shared);
+    copies_s.push_back(of_copies);
+  }
+  shared.record(true);
+  std::vector<double> shares;
+  for (int round = 0; round < 5; ++round) {
+    timed(shared);
+    shares.push_back(bench::exchanging(shared.timeline()));
+  }
+  if (rank == 0)
+    std::printf("MEASURED %.9f %.9f %.9f\n", bench::median(shared_s), bench::median(copies_s),
+                bench::median(shares));
+  std::fflush(stdout);
+  return 0;
+}
+
 int measure() {
   stagger::mpi::Session const session;
   int n = 0;
@@ -129,7 +170,7 @@ int measure() {
 }
 
 /// Runs this program under mpirun.
-/// @param what    --ranks or --sums
+/// @param what    --ranks, --sums or --groups=<width>
 /// @param second  name of the second number that it reports
 void run_processes(benchmark::State& state, std::string const& self, int n,
                    char const* what = "--ranks", char const* second = "threads_ms") {
@@ -142,8 +183,12 @@ void run_processes(benchmark::State& state, std::string const& self, int n,
     while (out != nullptr && std::fgets(line, sizeof(line), out) != nullptr) {
       double processes_s = 0;
       double threads_s = 0;
-      if (std::sscanf(line, "MEASURED %lf %lf", &processes_s, &threads_s) != 2) continue;
+      double exchanging = 0;
+      if (std::sscanf(line, "MEASURED %lf %lf %lf", &processes_s, &threads_s, &exchanging) < 2)
+        continue;
       measured = true;
+      state.counters["exchanging"] = exchanging;
+      state.counters["of_replicas"] = threads_s / processes_s;
       state.SetIterationTime(processes_s);
       state.counters[second] = threads_s * 1e3;
       state.counters["slower"] = processes_s / threads_s - 1;
@@ -158,6 +203,8 @@ void run_processes(benchmark::State& state, std::string const& self, int n,
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--ranks") == 0) return measure();
   if (argc == 2 && std::strcmp(argv[1], "--sums") == 0) return measure_sums();
+  int width = 0;
+  if (argc == 2 && std::sscanf(argv[1], "--groups=%d", &width) == 1) return measure_groups(width);
   std::vector<bench::Row> rows;
   for (auto const& [n, most] : {std::pair{2, 0.05}, std::pair{4, 0.15}}) {
     std::string const name = bench::text("gpt/%d_processes", n);
@@ -195,5 +242,14 @@ int main(int argc, char** argv) {
                          results.counter(name, "after_ms"), 100 * slower),
              "at most 2 % longer", slower <= 0.02 ? bench::Grade::passed : bench::Grade::failed};
        }});
+  for (int const of : {8, 64}) {
+    std::string const name = bench::text("vgg/width:%d", of);
+    bench::add(name, 3, [self, of](benchmark::State& state) {
+      std::string const what = bench::text("--groups=%d", of);
+      run_processes(state, self, 2, what.c_str(), "replicas_ms");
+    })->Unit(benchmark::kMillisecond);
+    rows.push_back(bench::vgg_row(bench::text("examples/vgg of width %d, 2 processes over MPI", of),
+                                  name, 0.80));
+  }
   return bench::run(argc, argv, rows);
 }

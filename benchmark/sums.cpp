@@ -3,20 +3,15 @@
 //
 //   sum         a stage with one parameter of n bytes on N ranks on N threads: the all-reduce of
 //               one step, from the start on the first rank to the end on the last, as the engine
-//   records it peer copy   the 2 (N - 1) / N n bytes that each rank of an all-reduce of n bytes
-//               transfers, by one memcpy on each of N threads at once, from the vector that the
+//               records it
+//   copy        the 2 (N - 1) / N n bytes that each rank of an all-reduce of n bytes transfers, by one memcpy on each of N threads at once, from the vector that the
 //               neighbouring thread has just written
 // Measurements of both alternate; the row compares medians.
 
 #include <algorithm>
-#include <array>
-#include <barrier>
-#include <chrono>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -25,12 +20,12 @@
 #include <stagger/engine/replicas.hpp>
 #include <stagger/stagger.hpp>
 
+#include "support/copies.hpp"
 #include "support/rows.hpp"
 
 namespace {
 
 namespace sg = stagger;
-using Clock = std::chrono::steady_clock;
 
 constexpr int rounds = 21;
 
@@ -50,29 +45,6 @@ struct Large {
   auto parameters() { return std::tie(values); }
 };
 
-/// Seconds from the start of the first thread to the end of the last.
-double copy_s(int threads, std::size_t bytes, std::vector<std::array<std::vector<char>, 2>>& all) {
-  auto const n = static_cast<std::size_t>(threads);
-  std::size_t const moved = 2 * (n - 1) * bytes / n;
-  std::vector<Clock::time_point> begun(n), ended(n);
-  std::barrier together(threads);
-  std::vector<std::thread> running;
-  for (std::size_t t = 0; t < n; ++t)
-    running.emplace_back([&, t] {
-      all[t][0].assign(moved, static_cast<char>(t));
-      all[t][1].resize(moved);
-      together.arrive_and_wait();
-      begun[t] = Clock::now();
-      std::memcpy(all[t][1].data(), all[(t + 1) % n][0].data(), moved);
-      benchmark::ClobberMemory();
-      ended[t] = Clock::now();
-    });
-  for (auto& thread : running) thread.join();
-  return std::chrono::duration<double>(*std::max_element(ended.begin(), ended.end()) -
-                                       *std::min_element(begun.begin(), begun.end()))
-      .count();
-}
-
 void measure(benchmark::State& state, int replicas, std::size_t bytes) {
   sg::Options options;
   options.record = true;
@@ -82,7 +54,8 @@ void measure(benchmark::State& state, int replicas, std::size_t bytes) {
       sg::collective::AllReduce{.grouping = sg::collective::grouping::Single{}}, options);
   sg::Tensor<> const rows({static_cast<std::size_t>(replicas), 1});
   sg::Batch<sg::Tensor<>, sg::Tensor<>> const batch{{rows}, {rows}};
-  std::vector<std::array<std::vector<char>, 2>> vectors(static_cast<std::size_t>(replicas));
+  auto const n = static_cast<std::size_t>(replicas);
+  bench::Copies copy(replicas, 2 * (n - 1) * bytes / n);
   for ([[maybe_unused]] auto _ : state) {
     std::vector<double> sums, copies;
     for (int round = -2; round < rounds; ++round) {
@@ -95,7 +68,7 @@ void measure(benchmark::State& state, int replicas, std::size_t bytes) {
           first = std::min(first, span.start_s);
           last = std::max(last, span.end_s);
         }
-      double const copied = copy_s(replicas, bytes, vectors);
+      double const copied = copy.seconds();
       if (round < 0) continue;
       sums.push_back(last - first);
       copies.push_back(copied);
@@ -110,30 +83,10 @@ void measure(benchmark::State& state, int replicas, std::size_t bytes) {
 
 int main(int argc, char** argv) {
   std::vector<bench::Row> rows;
-  for (int const replicas : {2, 4}) {
-    std::string const all = "sum/replicas:" + std::to_string(replicas);
-    std::vector<int> const sizes{1, 4, 16, 64};
-    for (int const mib : sizes)
-      bench::add(all + "/MiB:" + std::to_string(mib), 5, [=](benchmark::State& state) {
-        measure(state, replicas, static_cast<std::size_t>(mib) << 20U);
-      });
-    rows.push_back(
-        {bench::text("sum of the gradients of %d replicas on %d threads, 1, 4, 16, 64 MiB, against "
-                     "the copy",
-                     replicas, replicas),
-         all, [=](bench::Results const& results) {
-           std::string times;
-           double least = std::numeric_limits<double>::max();
-           for (int const mib : sizes) {
-             std::string const name = all + "/MiB:" + std::to_string(mib);
-             double const share = results.counter(name, "of_copy");
-             least = std::min(least, share);
-             times += bench::text("%s%.2f ms (%.0f %%)", times.empty() ? "" : ", ",
-                                  1e3 * results.time_s(name), 100 * share);
-           }
-           return bench::Line{times, "at least 85 % of the copy",
-                              least >= 0.85 ? bench::Grade::passed : bench::Grade::failed};
-         }});
-  }
+  for (int const replicas : {2, 4})
+    bench::add_sizes(
+        rows, bench::text("sum of the gradients of %d replicas on %d threads", replicas, replicas),
+        "sum/replicas:" + std::to_string(replicas), 5,
+        [=](benchmark::State& state, std::size_t bytes) { measure(state, replicas, bytes); });
   return bench::run(argc, argv, rows);
 }

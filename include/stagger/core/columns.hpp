@@ -3,10 +3,12 @@
 /// @file   Values whose rows members of a group can divide into columns.
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 
 #include <stagger/core/add_up.hpp>
+#include <stagger/core/copy_row.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/rows.hpp>
 #include <stagger/core/tensor.hpp>
@@ -42,8 +44,22 @@ template <ColumnSplittable T> struct Columns<T> {
   static void copy(T& to, Block at, T const& from, Block first, Block size) {
     to.copy_block(at, from, first, size);
   }
-  static void add(T& to, Block at, T const& from, Block first, Block size) {
-    to.add_block(at, from, first, size);
+  /// Takes so many rows of each source, in order, so few at a time that they stay in a cache until
+  /// all sources have been there.
+  static void take(T& to, std::size_t at, std::size_t rows, BlockSource const* sources,
+                   std::size_t count) {
+    constexpr std::size_t few = 16;
+    for (std::size_t r = 0; r < rows; r += few)
+      for (std::size_t s = 0; s < count; ++s) {
+        auto const& [from, first, column, columns, adds] = sources[s];
+        Block const here{at + r, column};
+        Block const there{first.rows + r, first.columns};
+        Block const size{std::min(few, rows - r), columns};
+        if (adds)
+          to.add_block(here, *static_cast<T const*>(from), there, size);
+        else
+          to.copy_block(here, *static_cast<T const*>(from), there, size);
+      }
   }
 };
 
@@ -60,27 +76,47 @@ template <class U> struct Columns<Tensor<U>> {
       to.resize({block.rows, block.columns});
   }
   static void copy(Tensor<U>& to, Block at, Tensor<U> const& from, Block first, Block size) {
-    each_row(to, at, from, first, size,
-             [](U* here, U const* there, std::size_t n) { std::copy_n(there, n, here); });
+    BlockSource const source{&from, first, at.columns, size.columns, false};
+    take(to, at.rows, size.rows, &source, 1);
   }
-  static void add(Tensor<U>& to, Block at, Tensor<U> const& from, Block first, Block size) {
-    each_row(to, at, from, first, size,
-             [](U* here, U const* there, std::size_t n) { add_up(here, &there, 1, n); });
-  }
-
- private:
-  /// Visits what is contiguous in both.
-  template <class Visit>
-  static void each_row(Tensor<U>& to, Block at, Tensor<U> const& from, Block first, Block size,
-                       Visit visit) {
-    std::size_t const here = count(to);
-    std::size_t const there = count(from);
-    if (size.columns == here && size.columns == there)
-      return visit(to.data() + at.rows * here, from.data() + first.rows * there,
-                   size.rows * size.columns);
-    for (std::size_t r = 0; r < size.rows; ++r)
-      visit(to.data() + (at.rows + r) * here + at.columns,
-            from.data() + (first.rows + r) * there + first.columns, size.columns);
+  /// Takes so many rows of each source, in order: row by row, so that memory is written from its
+  /// beginning to its end, and terms are read and their sum written in one go.
+  /// @pre count <= BlockSource::most
+  static void take(Tensor<U>& to, std::size_t at, std::size_t rows, BlockSource const* sources,
+                   std::size_t count) {
+    struct Rows {
+      U const* first;
+      std::size_t stride;
+    };
+    std::array<Rows, BlockSource::most> from;
+    std::size_t const stride = Columns::count(to);
+    bool contiguous = true;  // all count as one row then
+    for (std::size_t s = 0; s < count; ++s) {
+      auto const& value = *static_cast<Tensor<U> const*>(sources[s].from);
+      std::size_t const theirs = Columns::count(value);
+      from[s] = {value.data() + sources[s].first.rows * theirs + sources[s].first.columns, theirs};
+      contiguous = contiguous && sources[s].columns == stride && theirs == stride;
+    }
+    std::size_t const at_once = contiguous ? rows : 1;
+    for (std::size_t r = 0; r < rows; r += at_once)
+      for (std::size_t s = 0; s < count;) {
+        BlockSource const& source = sources[s];
+        std::array<U const*, BlockSource::most> terms;
+        std::size_t n = 0;
+        do {
+          terms[n++] = from[s].first + r * from[s].stride;
+          ++s;
+        } while (s < count && sources[s].adds && sources[s].column == source.column &&
+                 sources[s].columns == source.columns);
+        U* const sum = to.data() + (at + r) * stride + source.column;
+        std::size_t const size = at_once * source.columns;
+        if (source.adds)
+          add_up(sum, terms.data(), n, size);
+        else if (n == 1)
+          copy_row(sum, terms[0], size);
+        else
+          add_terms(sum, terms.data(), n, size);
+      }
   }
 };
 

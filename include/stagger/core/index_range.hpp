@@ -35,6 +35,17 @@ struct Block {
 
 namespace detail {
 
+/// A block of a value that is taken into another value of its type, or added to what was taken
+/// before. Types are erased.
+struct BlockSource {
+  static constexpr std::size_t most = 16;  // that are taken in one go
+  void const* from = nullptr;
+  Block first{};            // where it begins there
+  std::size_t column = 0;   // where it begins in each row of the taker
+  std::size_t columns = 0;  // how wide it is
+  bool adds = false;
+};
+
 /// Part of a block of memory. Where it holds parameters, no element is divided.
 struct ByteRange {
   std::size_t first = 0;

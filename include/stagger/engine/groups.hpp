@@ -253,8 +253,8 @@ struct GroupExchange {
     source.gets = forward ? giver.features : all.size();
   }
 
-  static void take(RowSource const& source, void* to, void const* from, RowRange at,
-                   std::size_t first_row, std::size_t rows) {
+  static void take(RowSource const& source, TakenBlocks& blocks, void* to, void const* from,
+                   RowRange at, std::size_t first_row, std::size_t rows) {
     ColumnOps const& ops = *source.blocks;
     std::size_t const has = ops.count(from);
     if (source.has != 0 && has != source.has) refuse_columns(has, source.has);
@@ -263,9 +263,9 @@ struct GroupExchange {
       ops.resize(to, from, {rows, gets});
     else if (std::size_t const others = ops.count(to); others != gets)
       refuse_columns(gets, others);
-    (source.adds ? ops.add : ops.copy)(to, {at.first, source.at.first}, from,
-                                       {first_row, source.of.first},
-                                       {at.count(), source.has != 0 ? source.of.size() : has});
+    std::size_t const columns = source.has != 0 ? source.of.size() : has;
+    Block const first{first_row, source.of.first};
+    blocks.add(ops, to, at, {from, first, source.at.first, columns, source.adds});
   }
 
   /// Counts what an instruction takes from other members, as one message from each of them.
@@ -465,10 +465,12 @@ struct GroupTables {
                             joined.back().action.microbatch == span.action.microbatch;
       if (!joined.empty() && schedule::is_compute(span.action.kind) &&
           (backward ||
-           (joined.back().action == span.action && joined.back().repeated == span.repeated)))
+           (joined.back().action == span.action && joined.back().repeated == span.repeated))) {
+        joined.back().exchange_s += span.start_s - joined.back().end_s;
         joined.back().end_s = span.end_s;
-      else
+      } else {
         joined.push_back(span);
+      }
     }
   }
 };

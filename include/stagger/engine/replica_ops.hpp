@@ -3,6 +3,7 @@
 /// @file   The engine's data for replicated stages, and a table of the functions that it calls for
 ///         them, so that a pipeline without replicas does not compile these functions.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,7 +34,6 @@ namespace stagger::detail {
 class Machine;
 class Layer;
 struct ModelState;
-struct ColumnOps;
 struct Dataflow;
 struct RankState;
 struct Setup;
@@ -108,6 +108,24 @@ struct RowSource {
   IndexRange at{};                    // columns of the taker's
   std::size_t has = 0;                // columns that the maker's value must have
   std::size_t gets = 0;               // columns of the taker's value
+};
+
+/// Blocks of several makers' values that are taken into the same rows of a value in one go.
+struct TakenBlocks {
+  ColumnOps const* ops = nullptr;  // null: there are none
+  RowRange rows{};                 // of the taker's value
+  std::size_t count = 0;
+  std::array<BlockSource, BlockSource::most> sources;
+  void add(ColumnOps const& of, void* to, RowRange at, BlockSource const& source) {
+    if (count == BlockSource::most || rows != at) take(to);
+    ops = &of;
+    rows = at;
+    sources[count++] = source;
+  }
+  void take(void* to) {
+    if (count != 0) ops->take(to, rows.first, rows.count(), sources.data(), count);
+    count = 0;
+  }
 };
 
 /// The rows and memory of a rank that is one of several replicas.
@@ -192,12 +210,12 @@ struct GroupOps {
   void (*require_pieces)(ModelState const&);
   /// Adds to a source which columns are taken over an edge, and whether they are added.
   void (*describe)(Machine const&, RowEdge const&, bool forward, RowSource&);
-  /// Takes rows from one source.
+  /// Has rows of one source taken, with those of other sources of the same rows.
   /// @param at         of the taker's value
   /// @param first_row  of the maker's
   /// @param rows       for the first source, all rows of the taker's value; otherwise 0
-  void (*take)(RowSource const&, void* to, void const* from, RowRange at, std::size_t first_row,
-               std::size_t rows);
+  void (*take)(RowSource const&, TakenBlocks&, void* to, void const* from, RowRange at,
+               std::size_t first_row, std::size_t rows);
   /// Reports what a gathering instruction takes from each other member of the group.
   void (*each_message)(Machine const&, Instruction const&, void* self,
                        void (*visit)(void* self, int rank, std::uint64_t bytes));

@@ -92,16 +92,6 @@ struct ReplicaChecks {
   static constexpr std::uint64_t most_total = 0xffffffff;
 };
 
-/// How many rows of a microbatch are taken from one maker before those of the next: where each row
-/// comes from several of them, few enough to stay in a cache until all have been there.
-[[nodiscard]] inline std::size_t rows_at_once(List<RowSource> const& sources, std::size_t cell,
-                                              std::size_t rows) {
-  constexpr std::size_t few = 16;
-  for (RowSource const& source : sources)
-    if (source.cell == cell && (source.adds || source.has != 0)) return few;
-  return rows;
-}
-
 /// The work of replicated stages' ranks in a step: which rows each takes, and from which ranks.
 struct Replication : ReplicaChecks {
   using Part = Replicas::Part;
@@ -299,30 +289,28 @@ struct Replication : ReplicaChecks {
                   type.rows(machine.run.arguments.inputs[m]));
     std::size_t multiple = 0;  // rows of the value for each row of the microbatch
     List<RowSource> const& sources = forward ? run.inputs : run.gradients;
-    std::size_t const step = rows_at_once(sources, in.cell, rows.count());
-    for (std::size_t begin = rows.first; begin < rows.last; begin += step)
-      for (RowSource const& source : sources) {
-        if (source.cell != in.cell) continue;
-        RowRange theirs = run.cells[source.maker].rows[m];
-        RowRange const common = theirs.common(rows);
-        RowRange const both = common.common({begin, std::min(begin + step, rows.last)});
-        if (both.count() == 0) continue;
-        if (source.only_common) theirs = common;
-        void const* const from = source.from[forward ? in.y : in.dx];
-        std::size_t const each = required_rows_for_each(type, from, theirs.count());
-        if (multiple != 0 && multiple != each) refuse_rows(type.rows(from), theirs.count());
-        if (source.blocks != nullptr) {
-          machine.model.grouped->ops->take(
-              source, to, from, {(both.first - rows.first) * each, (both.last - rows.first) * each},
-              (both.first - theirs.first) * each, multiple == 0 ? rows.count() * each : 0);
-          multiple = each;
-          continue;
-        }
-        if (multiple == 0) type.resize_rows(to, from, rows.count() * each);
-        multiple = each;
-        type.copy_rows(to, (both.first - rows.first) * each, from,
-                       (both.first - theirs.first) * each, both.count() * each);
+    TakenBlocks blocks;
+    for (RowSource const& source : sources) {
+      if (source.cell != in.cell) continue;
+      RowRange theirs = run.cells[source.maker].rows[m];
+      RowRange const both = theirs.common(rows);
+      if (both.count() == 0) continue;
+      if (source.only_common) theirs = both;
+      void const* const from = source.from[forward ? in.y : in.dx];
+      std::size_t const each = required_rows_for_each(type, from, theirs.count());
+      if (multiple != 0 && multiple != each) refuse_rows(type.rows(from), theirs.count());
+      std::size_t const all_rows = multiple == 0 ? rows.count() * each : 0;
+      multiple = each;
+      RowRange const at{(both.first - rows.first) * each, (both.last - rows.first) * each};
+      std::size_t const first_row = (both.first - theirs.first) * each;
+      if (source.blocks != nullptr) {
+        machine.model.grouped->ops->take(source, blocks, to, from, at, first_row, all_rows);
+        continue;
       }
+      if (all_rows != 0) type.resize_rows(to, from, all_rows);
+      type.copy_rows(to, at.first, from, first_row, at.count());
+    }
+    blocks.take(to);
   }
 
   /// Takes a replica's rows of the caller's batch.

@@ -16,6 +16,7 @@ struct RowRange {
   std::size_t first = 0;
   std::size_t last = 0;
   [[nodiscard]] std::size_t count() const noexcept { return last - first; }
+  friend bool operator==(RowRange, RowRange) = default;
   /// The rows that are in both ranges; if there are none, an empty range.
   [[nodiscard]] RowRange common(RowRange other) const noexcept {
     std::size_t const begin = std::max(first, other.first);

@@ -423,8 +423,12 @@ TEST_CASE(
         members == 1
             ? 0
             : others * (2 * line(rows * 8 / k) + 2 * line(rows * 12 / k) + line(rows * 16 / k));
-    for (auto const& row : train.timeline().rows)
+    for (auto const& row : train.timeline().rows) {
       CHECK(row.back().end_s == Approx(18.0 / members + exchanges));
+      double exchanged = 0;
+      for (auto const& span : row) exchanged += span.exchange_s;
+      CHECK(exchanged == Approx(exchanges).margin(1e-9));
+    }
   }
 }
 

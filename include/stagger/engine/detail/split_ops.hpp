@@ -35,8 +35,9 @@ template <class T> struct ColumnFunctions {
   static void copy(void* to, Block at, void const* from, Block first, Block size) {
     Of::copy(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, size);
   }
-  static void add(void* to, Block at, void const* from, Block first, Block size) {
-    Of::add(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, size);
+  static void take(void* to, std::size_t at, std::size_t rows, BlockSource const* sources,
+                   std::size_t count) {
+    Of::take(*static_cast<T*>(to), at, rows, sources, count);
   }
   static std::uint64_t bytes(void const* value, Block block) {
     auto const& of = *static_cast<T const*>(value);
@@ -52,7 +53,7 @@ template <class T> struct ColumnFunctions {
 
 template <class T>
 inline constexpr ColumnOps column_ops{&ColumnFunctions<T>::count, &ColumnFunctions<T>::resize,
-                                      &ColumnFunctions<T>::copy, &ColumnFunctions<T>::add,
+                                      &ColumnFunctions<T>::copy, &ColumnFunctions<T>::take,
                                       &ColumnFunctions<T>::bytes};
 
 /// The functions of a splittable or element-wise layer.
