@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Virtual time that pipelines share: workers of one parameter server, and its link.
+/// @file   A virtual clock that several pipelines share: the workers of a parameter server.
 
 #include <concepts>
 #include <memory>
@@ -14,8 +14,8 @@ using schedule::Duplex;
 using schedule::Links;
 using schedule::Sharing;
 
-/// A clock that pipelines share which are made with copies of it; `run_together` carries their
-/// steps through on one thread. Its time goes on from step to step.
+/// A clock for several pipelines, each of which is given a copy of it. `run_together` runs their
+/// steps on one thread. The time continues from step to step.
 ///
 /// @code
 ///     sim::Clock const clock({.rate = 125e6});
@@ -27,7 +27,7 @@ using schedule::Sharing;
 class Clock {
  public:
   /// @param links  between the workers and their server
-  /// @throws Error bad_configuration for numbers that no link can have
+  /// @throws Error bad_configuration for numbers that are out of range
   // A template, so that only programs that make a clock compile what it is made of.
   template <std::same_as<Links> L = Links>
   explicit Clock(L const& links = {}) : time_(std::make_shared<detail::SharedTime>(links)) {}

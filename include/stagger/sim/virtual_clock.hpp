@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Back end: the same engine, the same arithmetic, in virtual time on one thread.
+/// @file   The device that runs the same engine and arithmetic in virtual time, on one thread.
 
 #include <cstdint>
 #include <limits>
@@ -19,8 +19,8 @@ class VirtualClockBackend;
 
 /// Device policy: every rank has a device of its own whose actions take the time that `costs` says.
 ///
-/// Stages really run, so parameters come out as on any other device; `timeline()` speaks virtual
-/// seconds. Same seed, same times, on every machine.
+/// Stages really run, so parameters are the same as on any other device; `timeline()` is in virtual
+/// seconds. The same seed gives the same times on every machine.
 struct VirtualClock {
   using policy_tag = DeviceTag;
   using Backend = VirtualClockBackend;
@@ -29,19 +29,20 @@ struct VirtualClock {
                                        .shares_time = true,
                                        .shares_layers = true};
 
-  schedule::Costs costs{};  ///< of each stage on all of a microbatch's rows; a recomputation costs
-                            ///< its F
-  collective::CostLine sum{};  ///< of a group of gradients that replicas add up; none: its bytes'
-                               ///< share of the stage's reduce_s
-  collective::CostLine exchange{};  ///< of what a member of a group takes from another where they
-                                    ///< share layers
-  std::vector<double> layer_backward_s{};  ///< [layers] which part of a stage's backward each
-                                           ///< takes, relative to the others; empty: all the same
+  schedule::Costs costs{};  ///< of each stage, for all rows of a microbatch; a recomputation costs
+                            ///< as much as F
+  collective::CostLine sum{};  ///< of adding up a group of gradients over replicas; if not given,
+                               ///< the group's share of the stage's reduce_s, by bytes
+  collective::CostLine exchange{};  ///< of a message between two members of a group that shares
+                                    ///< layers
+  std::vector<double> layer_backward_s{};  ///< [layers] the time of each layer's backward relative
+                                           ///< to the other layers of its stage; empty: all take
+                                           ///< equally long
   double jitter = 0;       ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 -
                            ///< jitter, 1 + jitter)
   std::uint64_t seed = 0;  ///< of the jitter
-  std::optional<Clock> clock{};  ///< shared with other pipelines: workers of one parameter server;
-                                 ///< none: its own, which starts at 0 with each step
+  std::optional<Clock> clock{};  ///< shared by the workers of a parameter server; if not given, the
+                                 ///< pipeline has its own clock, which starts at 0 in each step
 
   /// How many places a placement policy may spread the ranks over: as many as there are ranks.
   [[nodiscard]] int places() const noexcept { return std::numeric_limits<int>::max(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the actions of a pipeline cost in virtual time.
+/// @file   The costs of a pipeline's actions in virtual time.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,7 +46,7 @@ class ActionCosts {
     collective::detail::require_cost("exchange.per_byte_s", exchange_.per_byte_s);
   }
 
-  /// Of an edge between two stages, or two parts of one, by how many there are before it.
+  /// Seconds of a message from stage `edge` of the program, or a section of it, to the next one.
   [[nodiscard]] double transfer_s(int edge) const {
     auto const* const grouped = machine_.model.grouped.get();
     if (grouped == nullptr) return costs_.of(edge).transfer_s;
@@ -54,8 +54,8 @@ class ActionCosts {
     return stage == grouped->stage_at[edge + 1] ? 0 : costs_.of(stage).transfer_s;
   }
 
-  /// Of an instruction that a rank carries out; 0 for one that neither computes nor adds up, nor
-  /// takes anything from other members of a group.
+  /// Seconds of an instruction of a rank; 0 if it neither computes nor adds up nor takes anything
+  /// from other members of a group.
   [[nodiscard]] double seconds(stagger::detail::RankState const& rank,
                                Instruction const& in) const {
     auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
@@ -78,7 +78,7 @@ class ActionCosts {
   }
 
  private:
-  /// Of a gathering, where members of a group take from each other.
+  /// Seconds in which a rank gathers what it takes from the other members of its group.
   [[nodiscard]] double exchange_s(Instruction const& in) const {
     auto const* const grouped = machine_.model.grouped.get();
     if (grouped == nullptr || exchange_ == collective::CostLine{}) return 0;
@@ -93,7 +93,8 @@ class ActionCosts {
     return sum.seconds;
   }
 
-  /// How much of the work on a stage of the table, for equal rows, is that on one of the program.
+  /// The share that a stage of the program has in the work of its stage of the table, for equal
+  /// rows.
   [[nodiscard]] double work_of(int stage) const {
     auto const* const grouped = machine_.model.grouped.get();
     if (grouped == nullptr) return 1;
@@ -112,14 +113,14 @@ class ActionCosts {
     }
     return all > 0 ? own / all : 0;
   }
-  /// What a layer takes relative to the others.
+  /// The time of a layer relative to the others.
   [[nodiscard]] double weight_of(std::size_t layer) const {
     if (layer_backward_s_.empty()) return 1;
     auto const number = static_cast<std::size_t>(machine_.model.number(layer));
     return number < layer_backward_s_.size() ? layer_backward_s_[number] : 0;
   }
 
-  /// Of a part of a backward, or of a sum.
+  /// Seconds of a part of a backward, or of a sum.
   [[nodiscard]] double group_cost(Instruction const& in) const {
     auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
     auto const extent = machine_.extent(in);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A worker's link to its parameter server whose pushes and answers take virtual time.
+/// @file   A worker's link to its parameter server on which pushes and answers take virtual time.
 
 #include <algorithm>
 #include <cstddef>
@@ -30,9 +30,9 @@ using stagger::detail::ParameterListener;
 using stagger::detail::VersionTag;
 using stagger::detail::WorkerRules;
 
-/// A push reaches the server when its bytes have travelled; what the worker has asked for is there
-/// when those of the answer have. The worker goes on meanwhile. Requests themselves take no time,
-/// but where pushes are added on arrival or in turn, one is behind the pushes made before it.
+/// A push reaches the server, and an answer the worker, when all of its bytes have been
+/// transferred; the worker goes on meanwhile. Requests take no time themselves. If pushes are added
+/// on arrival or in turn, a request follows the pushes that were made before it.
 /// @tparam Link  ParameterLink. A template, so that only pipelines with a server compile it
 template <class Link>
 class CarriedLink final : public ParameterLink,
@@ -72,7 +72,7 @@ class CarriedLink final : public ParameterLink,
   void read(std::size_t layer, std::byte* values) override {
     link_->read(layer, values);
     if (exact_ || instant()) return;
-    Layer& own = layers_[layer];  // what it has until an answer comes
+    Layer& own = layers_[layer];  // used until an answer arrives
     own.contained = {};
     if (own.answer.size() != own.bytes) own.answer.make(nullptr, own.bytes);
     if (own.bytes != 0) std::memcpy(own.answer.data(), values, own.bytes);
@@ -90,8 +90,8 @@ class CarriedLink final : public ParameterLink,
     time_->network.send(layers_[layer].sent_bytes, Direction::push, *this, number);
   }
 
-  /// What is late goes one behind the other, as on one connection, so that answers travel while later
-  /// ones are pushed.
+  /// Late layers are sent one after the other, as on one connection, so that answers for the first
+  /// are already in transit while others are still being pushed.
   void push_part(std::size_t layer, std::byte const* values, ByteRange part) override {
     bool const late = part.first == 0;
     std::uint32_t const push = late ? layers_[layer].pushes++ : layers_[layer].pushes;
@@ -138,14 +138,14 @@ class CarriedLink final : public ParameterLink,
     link_->end(std::move(why));
   }
   [[nodiscard]] std::size_t carried_bytes(LayerParameters const& l, ByteRange part) const override {
-    return part.size_before(l.sent_bytes());  // gaps are taken to lie in the end
+    return part.size_before(l.sent_bytes());  // all gaps are assumed to be at the end
   }
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
   struct Layer {
     std::size_t bytes = 0;        // in memory
-    std::size_t sent_bytes = 0;   // less the gaps between parameters, taken to lie in the end
+    std::size_t sent_bytes = 0;   // without gaps, assumed to be at the end
     std::uint32_t pushes = 0;     // of the stream
     std::uint32_t under_way = 0;  // of those
     bool asks = false;            // behind them, for:

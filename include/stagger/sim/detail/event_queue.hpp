@@ -18,7 +18,7 @@ using schedule::Direction;
 using schedule::Links;
 using schedule::Transfers;
 
-/// What events in a queue happen to.
+/// The object to which an event happens.
 class EventTarget {
  public:
   /// @param kind, number  as given to EventQueue::at
@@ -39,7 +39,7 @@ class EventQueue {
     events_.push_back({time_s, order_++, &target, number, kind});
     std::push_heap(events_.begin(), events_.end(), later);
   }
-  /// Lets the next event happen. @return whether there was one
+  /// Carries out the next event. @return whether there was one
   bool next() {
     if (events_.empty()) return false;
     std::pop_heap(events_.begin(), events_.end(), later);
@@ -49,18 +49,19 @@ class EventQueue {
     event.target->happen(event.kind, event.number);
     return true;
   }
-  /// Drops what was to happen to a target.
+  /// Drops all events of a target.
   [[gnu::cold]] void remove(EventTarget const& target) noexcept {
     std::erase_if(events_, [&](Event const& event) { return event.target == &target; });
     std::make_heap(events_.begin(), events_.end(), later);
   }
-  /// Makes room, so that so many more events (or fewer) allocate nothing.
+  /// Changes the number of events for which there is memory, from `before` to `after` for one user
+  /// of the queue.
   void make_room(std::size_t before, std::size_t after) {
     room_ += after - before;
     events_.reserve(room_);
   }
 
-  /// Steps that have ended, and whose driver has not been told.
+  /// The number of steps that have ended without their driver having been told.
   std::uint32_t unreported_steps = 0;
 
  private:
@@ -82,10 +83,10 @@ class EventQueue {
   double now_s_ = 0;
 };
 
-/// The server's link in the time of an event queue.
+/// The link of a parameter server, in the time of an event queue.
 class Network final : private EventTarget {
  public:
-  /// Takes what has arrived.
+  /// Is notified when a message has arrived.
   class Receiver {
    public:
     virtual void delivered(std::size_t number) = 0;
@@ -107,7 +108,7 @@ class Network final : private EventTarget {
     transfers_.start(queue_.now_s(), bytes, direction, static_cast<std::uint32_t>(slot));
     schedule();
   }
-  /// What is under way to a receiver arrives nowhere; it takes its part of the link all the same.
+  /// Messages in transit to a receiver will not be delivered; they still use the link.
   void forget(Receiver const& receiver) noexcept {
     for (Underway& each : underway_)
       if (each.receiver == &receiver) each.receiver = nullptr;
@@ -120,7 +121,8 @@ class Network final : private EventTarget {
     bool used = false;
   };
 
-  /// An event for what is next; those that a later start has overtaken are told by their number.
+  /// Adds an event for the next arrival. Events that are out of date, since another transfer has
+  /// started, are recognised by their number.
   void schedule() {
     double const next_s = transfers_.next_s();
     if (next_s != scheduled_s_ && next_s < never) queue_.at(next_s, *this, 0, ++last_);
@@ -143,10 +145,10 @@ class Network final : private EventTarget {
   Transfers transfers_;
   List<Underway> underway_;
   double scheduled_s_ = never;
-  std::size_t last_ = 0;  // event
+  std::size_t last_ = 0;  // number of the newest event
 };
 
-/// What pipelines share that name one clock.
+/// The state that pipelines with the same clock share.
 struct SharedTime {
   explicit SharedTime(Links const& links) : network(queue, links) {}
   EventQueue queue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What is on its way between a worker and its parameter server in virtual time.
+/// @file   Messages in transit between a worker and its parameter server in virtual time.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,9 +18,10 @@ struct Parcel {
   Kind kind = none;
   bool last = false;
   stagger::detail::ByteRange part{};  ///< of an urgent or late push
-  std::size_t layer = 0;              ///< of a choice of late ones: behind all
-  std::size_t split = 0;              ///< of such a choice: the layer of which `part` is late
-  std::uint32_t number = 0;  ///< of the push, rounds of the answer, or the step of the choice
+  std::size_t layer = 0;              ///< of a message about late layers: the number of layers
+  std::size_t split = 0;              ///< of a message about late layers: the layer of which only
+                                      ///< `part` is late
+  std::uint32_t number = 0;  ///< of the push; rounds of the answer; step of the late layers
   stagger::detail::VersionTag contained{};
   double sent_s = 0;
   stagger::detail::ParameterBlock values{};
@@ -38,7 +39,8 @@ struct Parcel {
   }
 };
 
-/// Places of parcels, each used again for one of the same layer, which has room for its values.
+/// Memory for parcels. The place of a delivered parcel is reused for one of the same layer, since
+/// it has room for its values.
 class Parcels {
  public:
   [[nodiscard]] Parcel& operator[](std::size_t place) { return parcels_[place]; }

@@ -22,7 +22,8 @@
 
 namespace stagger::sim {
 
-/// Ranks as targets of an event queue, which others may share.
+/// Executes programs by an event queue, which other back ends may share; its ranks are the targets
+/// of events.
 class VirtualClockBackend final : private detail::EventTarget {
  public:
   static constexpr bool timed = true;
@@ -53,7 +54,7 @@ class VirtualClockBackend final : private detail::EventTarget {
     time_->queue.make_room(room_, 0);
   }
 
-  /// A worker's link to its server, in the time of its clock.
+  /// The same link to a parameter server, with transfers in the time of the worker's clock.
   template <class Device>
   [[nodiscard]] static std::shared_ptr<detail::ParameterLink> carry(
       Device const& device, std::shared_ptr<detail::ParameterLink> link) {
@@ -74,7 +75,7 @@ class VirtualClockBackend final : private detail::EventTarget {
     room_ = events;
   }
 
-  /// The step that the machine has begun takes part from now on.
+  /// From now on, the step that the machine has begun takes part in the clock's time.
   void begin() noexcept {
     Program const& program = machine_.program();
     std::size_t const outside = program.exchanges() ? program.cells.size() : 0;
@@ -91,11 +92,11 @@ class VirtualClockBackend final : private detail::EventTarget {
     }
   }
 
-  /// Runs the step to its end, and meanwhile what else happens.
+  /// Runs the step to its end, with all other events that happen meanwhile.
   void drive() {
     drive([&] { return running_; });
   }
-  /// Likewise, until this one or another ends. @return whether this one has
+  /// Likewise until this step or another one ends. @return whether this one has ended
   [[nodiscard]] bool drive_together() {
     return drive([&] { return time_->queue.unreported_steps == 0; });
   }
@@ -117,7 +118,7 @@ class VirtualClockBackend final : private detail::EventTarget {
     double const now_s = time_->queue.now_s();
     double time_s = now_s;
     auto clock = [&] { return std::exchange(time_s, now_s + cost_s_); };
-    if (exchanges(in.op))  // whose link tells when bytes have travelled
+    if (exchanges(in.op))  // its link reports when the bytes have arrived
       stagger::detail::carry_out(machine_, rank, in);
     else
       stagger::detail::carry_out(
@@ -147,8 +148,8 @@ class VirtualClockBackend final : private detail::EventTarget {
     kind == arrives ? arrive(static_cast<std::uint32_t>(number)) : resume(number);
   }
 
-  /// Lets things happen while `more` holds, which is false once this step has ended.
-  /// @return whether it has
+  /// Carries out events until this step has ended or `more` is false. @return whether the step has
+  /// ended
   template <class More> bool drive(More more) {
     try {
       while (running_ && more() && time_->queue.next()) continue;
@@ -156,7 +157,7 @@ class VirtualClockBackend final : private detail::EventTarget {
       fail(std::current_exception());
       end();
     }
-    if (running_ && more()) {  // nothing happens any more
+    if (running_ && more()) {  // there are no events left
       try {
         raise(Errc::bad_schedule, stall_text());
       } catch (...) {
@@ -168,7 +169,7 @@ class VirtualClockBackend final : private detail::EventTarget {
     return !running_;
   }
 
-  /// The step has ended: nothing more happens in it.
+  /// Ends the step: drops its remaining events.
   void end() noexcept {
     if (events_ != 0) time_->queue.remove(*this);
     events_ = 0;
@@ -234,10 +235,10 @@ class VirtualClockBackend final : private detail::EventTarget {
   std::vector<State> state_;          // [ranks]
   std::vector<std::uint32_t> given_;  // [signals]
   std::size_t events_ = 0;            // in the queue
-  std::size_t room_ = 0;              // for them
+  std::size_t room_ = 0;              // events for which there is memory
   std::size_t open_ = 0;              // ranks that are not done
   bool running_ = false;
-  bool unreported_ = false;  // nobody has been told that the step has ended
+  bool unreported_ = false;  // the step has ended, and its driver has not been told
   double cost_s_ = 0;        // of the instruction carried out last
 };
 
