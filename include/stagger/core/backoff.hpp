@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How a thread that polls passes the time.
+/// @file   The waiting of a thread that polls: it spins, yields, then sleeps.
 
 #include <stagger/core/requirements.hpp>
 
@@ -10,9 +10,8 @@
 
 namespace stagger::detail {
 
-/// Asks again at once for as long as `spin`, then for `yield` lets others have the core between
-/// questions, and from then on sleeps up to 200 µs at a time, so that a thread with nothing to do
-/// leaves the core to those that have.
+/// Polls without a pause for the time `spin`, then yields between polls for the time `yield`, and
+/// from then on sleeps up to 200 µs at a time, so that an idle thread leaves the core to others.
 class Backoff {
  public:
   explicit Backoff(std::chrono::microseconds spin = std::chrono::microseconds(50),
@@ -40,8 +39,8 @@ class Backoff {
   std::chrono::microseconds sleep_{25};
 };
 
-/// Waits until `done()` says so.
-/// @return  false if that is not so after so many seconds
+/// Waits until `done()` is true.
+/// @return false if it is not true after so many seconds
 template <class Done>
 [[nodiscard]] bool wait_until(Done done, double seconds, Backoff backoff = Backoff()) {
   for (; !done(); backoff.pause())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Files with a checksum that are on the disk whole or not at all, and the folders that they
-///         lie in.
+/// @file   Files with a checksum that are complete on the disk or absent, and the folders that
+///         contain them.
 
 #include <algorithm>
 #include <bit>
@@ -96,7 +96,7 @@ class CheckedWriter {
     }
   }
 
-  void flush() {  // only where a multiple of 8 bytes has been put
+  void flush() {  // only if a multiple of 8 bytes has been written
     checksum_.add(buffer_);
     file_.write({reinterpret_cast<char const*>(buffer_.data()), buffer_.size()});
     buffer_.clear();
@@ -110,7 +110,7 @@ class CheckedWriter {
 /// A file of a `CheckedWriter`, which is read in pieces: it may be larger than memory.
 class CheckedReader {
  public:
-  /// @param what  it is, for sentences: "the checkpoint"
+  /// @param what  its name in error messages: "the checkpoint"
   /// @throws Error  io if it cannot be read
   CheckedReader(std::string path, std::string what)
       : path_(std::move(path)), what_(std::move(what)), file_(path_.c_str(), O_RDONLY) {
@@ -133,7 +133,7 @@ class CheckedReader {
     read(from, std::as_writable_bytes(std::span(value)));
     return value;
   }
-  /// Passes over a block. @return where it begins
+  /// Skips a block. @return its offset
   std::uint64_t block(std::uint64_t size) {
     if (size > end_ || padded(size) > end_ - at_) refuse_short();
     return std::exchange(at_, at_ + padded(size));
@@ -142,7 +142,7 @@ class CheckedReader {
     if (at_ != end_) refuse("has bytes that belong to nothing");
   }
 
-  /// Takes the checksum off the end and compares.
+  /// Compares the checksum at the end, which is not a field.
   void check_sum() {
     if (size_ < at_ + 8 || size_ % 8 != 0) refuse_short();
     end_ = size_ - 8;
@@ -198,16 +198,16 @@ class CheckedReader {
   return names;
 }
 
-/// Creates the folder and those above it, and proves that a file can be written there.
-/// @param what  lies there
+/// Creates the folder and its parents, and tests that a file can be written there.
+/// @param what  the folder's contents, for error messages
 inline void make_writable_folder(std::string const& folder, char const* what) {
   if (folder.empty()) raise(Errc::io, "the folder for ", what, " has no name; name one");
   for (std::size_t at = 1; at <= folder.size(); ++at)
     if (at == folder.size() || folder[at] == '/')
       if (::mkdir(folder.substr(0, at).c_str(), 0755) != 0 && errno != EEXIST)
         throw_io("create the folder", folder.substr(0, at), errno);
-  // Others may write into the folder, too: only a file that was not there before, not even as a
-  // link, is this process's own. Processes of several hosts can have the same number.
+  // Other processes may write into the folder too, and on several hosts they may have the same
+  // number; so only a file that did not exist before, not even as a link, belongs to this process.
   std::string const before = folder + "/.stagger-probe-" + std::to_string(::getpid()) + "-";
   for (int attempt = 0; attempt < 1000; ++attempt) {
     std::string const probe = before + std::to_string(attempt);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A checksum of words of 8 bytes, against accidents.
+/// @file   A checksum of words of 8 bytes, which detects accidental changes.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace stagger::detail {
 
 /// From h = 0x9e3779b97f4a7c15, for each word: h = (h ^ word) * 0xff51afd7ed558ccd; h ^= h >> 32.
-/// That is one-to-one in the word, so no change within 8 bytes is missed.
+/// Each step is one-to-one in the word, so every change within 8 bytes is detected.
 class Checksum {
  public:
   /// @pre bytes.size() is a multiple of 8
@@ -33,11 +33,11 @@ class Checksum {
   std::uint64_t value_ = 0x9e3779b97f4a7c15U;
 };
 
-/// The same, four times as fast: of 32 bytes each word goes into a checksum of its own, and the
-/// checksum of those four is the value.
+/// The same, four times as fast: each of the four words in 32 bytes goes into a sum of its own, and
+/// the checksum of these four sums is the result.
 class WideChecksum {
  public:
-  /// What ends within 32 bytes counts as if zeros followed; nothing comes behind it.
+  /// An incomplete block of 32 bytes is filled up with zeros; it must be the last one.
   void add(std::span<std::byte const> bytes) noexcept {
     std::size_t const whole = bytes.size() / 32 * 32;
     Checksum a = lanes_[0], b = lanes_[1], c = lanes_[2], d = lanes_[3];

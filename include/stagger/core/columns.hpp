@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Values whose rows members of a group can divide into columns.
+/// @file   Values whose columns can be divided among the members of a group.
 
 #include <algorithm>
 #include <array>
@@ -15,13 +15,13 @@
 
 namespace stagger {
 
-/// A value of rows that are divided into columns, the features of a layer.
+/// A value whose rows consist of columns, the features of a layer.
 ///  - `columns()`: how many each row has
-///  - `resize_block(like, block)`: so many rows and columns of the kind that `like` has; what they
-///    hold is unspecified. `like` is another value
-///  - `copy_block(at, from, first, size)`: the block of another value that begins at row
-///    `first.rows` and column `first.columns` becomes the one at `at` of this value
-///  - `add_block(at, from, first, size)`: likewise is added to it, element by element
+///  - `resize_block(like, block)`: gives this value so many rows and columns, of the same kind as
+///    those of another value `like`; their contents are unspecified
+///  - `copy_block(at, from, first, size)`: copies to `at` the block of another value that begins at
+///    row `first.rows` and column `first.columns`
+///  - `add_block(at, from, first, size)`: likewise, but adds it element by element
 template <class T>
 concept ColumnSplittable = RowSplittable<T> && requires(T& to, T const& from, Block block) {
   { from.columns() } -> std::convertible_to<std::size_t>;

@@ -11,7 +11,7 @@ namespace stagger::detail {
 
 inline constexpr std::uint64_t empty_digest = 0xcbf29ce484222325U;
 
-/// @param before  the digest of what stands in front, if anything does
+/// @param before  the digest of the bytes before these, if there are any
 [[nodiscard]] constexpr std::uint64_t digest(char const* bytes, std::size_t count,
                                              std::uint64_t before = empty_digest) noexcept {
   for (std::size_t i = 0; i < count; ++i)

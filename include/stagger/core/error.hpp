@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The one error type of the library, its codes, and sentences with numbers in them.
+/// @file   The only error type of the library, its codes, and messages with numbers.
 
 #include <stagger/core/requirements.hpp>
 
@@ -72,12 +72,12 @@ class Piece {
 
 }  // namespace detail
 
-/// Words and numbers, one after the other: text("rank ", 3, " of ", 8).
+/// A text of words and numbers: text("rank ", 3, " of ", 8).
 template <class... T> [[nodiscard]] std::string text(T const&... pieces) {
   return detail::join({detail::Piece(pieces)...});
 }
 
-/// A count and what is counted: "1 stage", "2 stages", "1 microbatch".
+/// A count with its noun, in singular or plural: "1 stage", "2 stages", "1 microbatch".
 [[nodiscard]] inline std::string counted(std::integral auto count, std::string const& singular) {
   return detail::join_counted(static_cast<std::int64_t>(count), singular);
 }

@@ -22,8 +22,8 @@ namespace stagger {
 /// A file that appears under its name only when it is complete and on the disk.
 ///
 /// Text goes to a temporary file in the same folder; `commit` syncs it, renames it over the name
-/// and syncs the folder. Until then, and after any error, whatever stood under the name stays as it
-/// was and the temporary file is removed. Only a process that dies in between leaves it behind, as
+/// and syncs the folder. Until then, and after any error, an existing file of that name stays as it
+/// was. After an error the temporary file is removed; only a process that dies leaves it behind, as
 /// `.NAME.PID-N.tmp`. A symbolic link is followed, so that the link stays. A name that is no plain
 /// file (`/dev/stdout`, a pipe) cannot be replaced and is written in place.
 class WholeFile {
@@ -53,7 +53,7 @@ class WholeFile {
   ~WholeFile() { discard(); }
 
   /// Appends text.
-  /// @throws Error io if it does not fit or cannot be written; the file is then given up
+  /// @throws Error io if it does not fit or cannot be written; the file is then abandoned
   void write(std::string_view text) {
     while (!text.empty()) {
       ssize_t const n = ::write(descriptor_, text.data(), text.size());
@@ -63,9 +63,8 @@ class WholeFile {
     }
   }
 
-  /// Makes the file visible under its name. After this nothing more can be written.
-  /// @throws Error io if it could not be brought to the disk; the former file is then still in
-  /// place
+  /// Makes the file visible under its name. Nothing can be written afterwards.
+  /// @throws Error io if it could not be written to the disk; the previous file is then unchanged
   void commit() {
     if (!in_place_ && ::fsync(descriptor_) != 0) fail_errno();
     int const descriptor = std::exchange(descriptor_, -1);
@@ -146,12 +145,12 @@ class WholeFile {
 
   std::string path_;       ///< as the caller gave it
   std::string target_;     ///< with links followed
-  std::string temporary_;  ///< empty: there is none to remove
+  std::string temporary_;  ///< empty: there is none
   int descriptor_ = -1;
   bool in_place_ = false;
 };
 
-/// Writes a whole file, or leaves what is there as it is.
+/// Writes a whole file, or leaves an existing one unchanged.
 /// @throws Error io, naming path, reason and remedy
 inline void write_file(std::string const& path, std::string_view contents) {
   WholeFile file(path);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Numbers from text, strictly and in every locale alike.
+/// @file   Conversion of text to numbers, strict and independent of the locale.
 
 #include <stagger/core/requirements.hpp>
 

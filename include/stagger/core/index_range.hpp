@@ -51,7 +51,7 @@ struct ByteRange {
   std::size_t first = 0;
   std::size_t last = ~std::size_t{0};
   [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
-  /// What of it lies before an end.
+  /// The number of its bytes before an end.
   [[nodiscard]] constexpr std::size_t size_before(std::size_t end) const noexcept {
     return (last < end ? last : end) - (first < end ? first : end);
   }

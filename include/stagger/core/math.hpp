@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The few functions of <cmath> that every pipeline needs. libstdc++'s header has the
-///         special functions beside them, the most expensive text that a pipeline would include.
+/// @file   The few functions of <cmath> that every pipeline needs. libstdc++'s own header also
+///         contains the special functions, which would take a pipeline longer to compile than any
+///         other header.
 
 #include <stagger/core/requirements.hpp>
 

@@ -13,7 +13,7 @@
 
 namespace stagger {
 
-/// Edits (a letter inserted, deleted or replaced) that turn one word into another.
+/// The number of edits (a letter inserted, deleted or replaced) that turn one word into another.
 [[nodiscard]] [[gnu::cold]] inline std::size_t edit_distance(std::string_view a,
                                                              std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -29,8 +29,8 @@ namespace stagger {
   return row.back();
 }
 
-/// The word that takes the fewest edits; one that begins with what was given takes one. The first
-/// of several.
+/// The word that takes the fewest edits, the first one of several; a word that begins with the
+/// given one counts as one edit away.
 /// @param known  a range of strings
 /// @return empty where nothing is known
 template <class Words>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The numbers of a policy, as processes compare them: a digest, and words.
+/// @file   The numbers of a policy as a digest and as text, by which processes compare them.
 
 #include <concepts>
 #include <cstddef>
@@ -60,7 +60,7 @@ template <class P> [[nodiscard]] std::uint64_t policy_digest(P const& policy) no
   return known ? all : 0;
 }
 
-/// Adds a number, so that any two that differ read differently.
+/// Appends a number with enough digits that different numbers give different texts.
 [[gnu::cold]] [[gnu::noinline]] inline void append_number(std::string& words, double number) {
   char digits[32];
   __builtin_snprintf(digits, sizeof digits, "%.9g", number);
@@ -77,7 +77,7 @@ template <class T> consteval auto type_name() {
   return all.substr(first, all.size() - 1 - first);
 }
 
-/// The type, and the numbers that `policy_digest` is made of.
+/// The type and the numbers from which `policy_digest` is computed, as text.
 template <class P> [[nodiscard]] [[gnu::cold]] std::string policy_words(P const& policy) {
   std::string words(type_name<P>());
   words += '(';

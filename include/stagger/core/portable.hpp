@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The serialization of values that go to another process.
+/// @file   The serialization of values that are sent to another process.
 
 #include <cstddef>
 #include <cstring>
@@ -15,7 +15,7 @@
 
 namespace stagger {
 
-/// Bytes to send. Its memory grows and is kept.
+/// Bytes to send. Its memory grows and is reused.
 class ByteWriter {
  public:
   void add(void const* bytes, std::size_t count) {
@@ -30,7 +30,7 @@ class ByteWriter {
     add(&value, sizeof(T));
   }
   void clear() noexcept { size_ = 0; }
-  /// Makes room for so many bytes in all.
+  /// Makes room for this total number of bytes.
   void reserve(std::size_t count) {
     if (capacity_ < count) move_to(count);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Random bits that depend on nothing but a seed and the numbers that name a draw.
+/// @file   Random bits that depend only on a seed and on the numbers that identify a draw.
 
 #include <stagger/core/requirements.hpp>
 
@@ -9,8 +9,8 @@
 
 namespace stagger {
 
-/// 64 random bits for a seed and the numbers that name a draw (step, microbatch, ...): the same on
-/// every machine, in any order of drawing.
+/// 64 random bits for a seed and the numbers that identify a draw (step, microbatch, ...): the same
+/// on every machine, in any order of drawing.
 /// @source G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
 /// 2014 (SplitMix64)
 [[nodiscard]] constexpr std::uint64_t random_bits(

@@ -10,10 +10,10 @@
 
 namespace stagger {
 
-/// A value that consists of rows, which can be taken out and put together again.
+/// A value that consists of rows, some of which can be taken out and put together again.
 ///  - `rows()`: how many there are
-///  - `resize_rows(like, n)`: n rows, each of the shape that those of `like` have; what they hold
-///    is unspecified. `like` may be the value itself
+///  - `resize_rows(like, n)`: gives it n rows of the same shape as those of `like`, which may be
+///    the value itself; their contents are unspecified
 ///  - `copy_rows(at, from, first, n)`: rows [first, first + n) of another value become rows
 ///    [at, at + n) of this one
 template <class T>

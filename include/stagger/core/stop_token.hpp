@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Stop tokens, by which a caller cancels a step: those of the standard library where it
-///         has them, else equivalents. libc++ 19 has none without
-///         -fexperimental-library.
+/// @file   Stop tokens, by which a caller cancels a step: those of the standard library if it has
+///         them, otherwise equivalents, since libc++ 19 has none without -fexperimental-library.
 
 #include <stagger/core/requirements.hpp>
 

@@ -23,7 +23,7 @@ namespace detail {
         " extents cannot be made; give at most 4, such as the product of the last ones");
 }
 
-/// The extents of a tensor, and how many elements that makes.
+/// The extents of a tensor, and its number of elements.
 class TensorShape {
  public:
   TensorShape() = default;
@@ -44,7 +44,7 @@ class TensorShape {
     return dimension < extents_.size() ? extents_[dimension] : 0;
   }
   [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
-  /// Rows are what the first extent counts.
+  /// The first extent is the number of rows.
   [[nodiscard]] std::size_t rows() const noexcept { return extents_[0]; }
 
  protected:
@@ -65,10 +65,11 @@ class TensorShape {
 
 }  // namespace detail
 
-/// A dense row-major array of up to four extents that never gives memory back while it lives.
+/// A dense row-major array of up to four extents, which keeps its memory until it is destroyed.
 ///
-/// A slot of the engine serves many microbatches, also of unequal sizes: `resize` to a size that
-/// fit before does not allocate. Contents after a growing resize are unspecified.
+/// A slot of the engine serves many microbatches, also of unequal sizes: `resize` to a size that is
+/// not larger than an earlier one does not allocate. After it has grown, its contents are
+/// unspecified.
 ///
 /// @tparam T  trivially copyable element, `float` by default
 template <class T = float> class Tensor : public detail::TensorShape {
@@ -81,7 +82,7 @@ template <class T = float> class Tensor : public detail::TensorShape {
   /// @shape extents  [1 to 4 counts], outermost first
   Tensor(std::initializer_list<std::size_t> extents) { resize(extents); }
 
-  /// One extent, with these elements.
+  /// A tensor of one extent with these elements.
   [[nodiscard]] static Tensor of(std::initializer_list<T> values) {
     Tensor tensor{values.size()};
     std::copy_n(values.begin(), values.size(), tensor.data());
@@ -110,7 +111,7 @@ template <class T = float> class Tensor : public detail::TensorShape {
   }
   ~Tensor() = default;
 
-  /// Sets the extents; allocates only when more elements are needed than ever before.
+  /// Sets the extents; allocates only if more elements are needed than ever before.
   /// @throws std::bad_alloc  if there is no such memory; the tensor is then as before
   /// @throws Error  bad_configuration for more than 4 extents
   void resize(std::initializer_list<std::size_t> extents) { take(TensorShape(extents)); }
@@ -118,7 +119,7 @@ template <class T = float> class Tensor : public detail::TensorShape {
   /// Takes the extents of another tensor.
   void resize_like(TensorShape const& other) { take(other); }
 
-  /// So many rows of the shape that another tensor's have.
+  /// Resizes to so many rows of the same shape as another tensor's rows.
   void resize_rows(Tensor const& like, std::size_t rows) { take(like.with_rows(rows)); }
   /// Rows [at, at + count) become rows [first, first + count) of another tensor, of equal shape.
   void copy_rows(std::size_t at, Tensor const& from, std::size_t first,

@@ -49,7 +49,7 @@ namespace detail {
 /// @param  source  what errors call the file
 /// @throws Error   bad_data naming file, line, field and value
 [[nodiscard]] inline cluster::Cluster read_cluster(std::string text, std::string source) {
-  constexpr int most = 4096;  // devices; past it a typing error is likelier than a cluster
+  constexpr int most = 4096;  // devices; a larger number is more likely a typing error
   Field const file = Field::parse(std::move(text), std::move(source));
   cluster::Cluster result;
   if (file.has("name")) result.name = file.at("name").string();
@@ -80,7 +80,7 @@ namespace detail {
   return result;
 }
 
-/// The cluster as `read_cluster` reads it, one node to a line.
+/// The cluster in the format of `read_cluster`, one node on each line.
 [[nodiscard]] inline std::string write_cluster(cluster::Cluster const& cluster) {
   cluster::require_cluster(cluster);
   std::string out = "{\"name\": " + detail::line_of_json(cluster.name) + ", \"nodes\": [";

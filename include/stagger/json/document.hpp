@@ -35,7 +35,7 @@ namespace detail {
   return value.dump(-1, ' ', false, Value::error_handler_t::replace);
 }
 
-/// An object, a key to a line, and in the list of key `split` an element to a line.
+/// An object with one key on each line, and for the list of key `split` one element on each line.
 [[nodiscard]] inline std::string lines_of_json(Value const& whole, std::string_view split) {
   std::string out = "{";
   for (auto const& [key, value] : whole.items()) {
@@ -53,11 +53,11 @@ namespace detail {
 
 }  // namespace detail
 
-/// A value inside a file, which knows its position. Copies are cheap; they keep the file alive.
+/// A value in a file, which knows its position. Copies are cheap and keep the file's contents
+/// alive.
 class Field {
  public:
-  /// Reads a whole file.
-  /// @param  source  what errors call it
+  /// Reads a whole file. @param source its name in error messages
   /// @throws Error   bad_data naming file, line, column and what stands there
   [[nodiscard]] static Field parse(std::string text, std::string source) {
     auto file = std::make_shared<File>(File{std::move(text), std::move(source), {}});
@@ -75,8 +75,7 @@ class Field {
   [[nodiscard]] Value const& value() const noexcept { return *value_; }
   [[nodiscard]] std::string const& source() const noexcept { return file_->source; }
 
-  /// Throws an error about this field.
-  /// @param  why  the rest of the sentence: "; give ..."
+  /// Throws an error about this field. @param why the end of the sentence: "; give ..."
   [[noreturn, gnu::cold]] void refuse(std::string const& why) const {
     std::string shown = detail::line_of_json(*value_);
     if (shown.size() > 40) shown = shown.substr(0, 37) + "...";
@@ -173,7 +172,7 @@ class Field {
   std::shared_ptr<File const> file_;
   Value const* value_;
   std::string pointer_;  // as RFC 6901
-  std::string name_;     // as errors call it: layers[3].forward_s
+  std::string name_;     // its name in error messages: layers[3].forward_s
 };
 
 /// The text of a file.

@@ -45,7 +45,7 @@ namespace stagger::json {
           {"gradients", together ? "together" : "overlapped"}};
 }
 
-/// The plan as `read_plan` reads it, a key to a line.
+/// The plan in the format of `read_plan`, one key on each line.
 [[nodiscard]] inline std::string write_plan(plan::Plan const& plan) {
   return detail::lines_of_json(to_value(plan), "stages");
 }

@@ -16,7 +16,7 @@
 
 namespace stagger::json {
 
-/// What a profile is read for.
+/// The use for which a profile is read.
 enum class ProfileUse : std::uint8_t {
   planning,   ///< every field is needed
   gradients,  ///< only times and parameters: batch and activation_bytes may be missing
@@ -24,7 +24,7 @@ enum class ProfileUse : std::uint8_t {
 
 namespace detail {
 
-/// The part of a backward that is the weight gradient's, if it is given.
+/// The time of the weight gradient within a backward pass, if it is given.
 inline void read_weight(Field const& from, double backward_s, std::optional<double>& to) {
   if (!from.has("backward_weight_s")) return;
   Field const field = from.at("backward_weight_s");
@@ -87,7 +87,7 @@ inline void read_weight(Field const& from, double backward_s, std::optional<doub
   return read_profile(std::move(text), std::move(source), use);
 }
 
-/// The profile as `read_profile` reads it, one layer to a line.
+/// The profile in the format of `read_profile`, one layer on each line.
 [[nodiscard]] inline std::string write_profile(cluster::Profile const& profile) {
   cluster::require_profile(profile);
   std::string out = "{\"name\": " + detail::line_of_json(profile.name) +

@@ -20,7 +20,7 @@ namespace detail {
 inline constexpr char const* sharing_names[] = {"fair", "fifo", "one-at-a-time"};
 inline constexpr char const* duplex_names[] = {"full", "half"};
 
-/// The one of several names that a field gives.
+/// The value of a field that must be one of several names.
 template <class Enum, class Name>
 [[nodiscard]] Enum one_of(Field const& field, int count, Name const& name) {
   std::string const word = field.string();
@@ -77,7 +77,7 @@ template <class Enum, class Name>
           {"workers", workers}};
 }
 
-/// The plan as `read_workers_plan` reads it, a key to a line.
+/// The plan in the format of `read_workers_plan`, one key on each line.
 [[nodiscard]] inline std::string write_plan(plan::WorkersPlan const& plan) {
   return detail::lines_of_json(to_value(plan), "workers");
 }

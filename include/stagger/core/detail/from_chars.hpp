@@ -15,9 +15,9 @@
 
 namespace stagger::detail {
 
-/// Where the number at the beginning of `text` ends, in the form that from_chars takes; 0: there is
-/// none. Unlike strtod's: no blanks or plus before it, no hexadecimal digits, a point in every
-/// locale.
+/// The length of the number at the beginning of `text`, in the format of from_chars; 0: there is
+/// none. Unlike with strtod, there are no blanks or plus before it and no hexadecimal digits, and
+/// the decimal separator is a point in every locale.
 [[nodiscard]] inline std::size_t number_length(std::string_view text) noexcept {
   auto const digit = [&](std::size_t i) {
     return i < text.size() && text[i] >= '0' && text[i] <= '9';
@@ -52,8 +52,8 @@ namespace stagger::detail {
   return i;
 }
 
-/// As std::from_chars with std::chars_format::general; a NaN is read without what may stand in
-/// parentheses after it.
+/// As std::from_chars with std::chars_format::general; the parentheses that may follow a NaN are
+/// not read.
 [[nodiscard]] inline std::from_chars_result read_double(char const* first, char const* last,
                                                         double& value) {
   static ::locale_t const plain = ::newlocale(LC_ALL_MASK, "C", nullptr);

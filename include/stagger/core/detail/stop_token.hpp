@@ -17,7 +17,7 @@
 
 namespace stagger::detail::stopping {
 
-/// What a source, its tokens and its callbacks share.
+/// The state that a source, its tokens and its callbacks share.
 class State {
  public:
   /// A callback that may be in the list of a state.
@@ -76,7 +76,7 @@ class State {
     return true;
   }
 
-  /// Afterwards the callback does not run, unless it is what calls this.
+  /// Afterwards the callback is not running, unless it calls this function itself.
   void remove(Entry& entry) noexcept {
     std::unique_lock lock(mutex_);
     if (&entry == first_ || entry.previous_ != nullptr)
@@ -156,7 +156,8 @@ class stop_source {
 };
 
 /// Calls `callback()` when stopping is requested, on the thread that requests it, or at once if
-/// that has happened. Once destroyed, it neither runs nor is running, except below its own call.
+/// that has happened. Once it is destroyed, the callback is not running, unless it destroyed this
+/// object itself.
 template <class Callback> class stop_callback : private State::Entry {
  public:
   using callback_type = Callback;

@@ -16,7 +16,7 @@
 
 namespace stagger::json::detail {
 
-/// An iterator over a text that counts how far it was read.
+/// An iterator over a text that counts the bytes that were read.
 class Counted {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -45,7 +45,7 @@ class Counted {
   char const** reached_;
 };
 
-/// Follows the reading of a text and stops at the value of a JSON pointer, or at a fault.
+/// Parses a text up to the value of a JSON pointer, or up to the first fault.
 class Finder {
  public:
   explicit Finder(std::string target) : target_(std::move(target)) {}
@@ -69,7 +69,8 @@ class Finder {
   }
   bool parse_error(std::size_t position, std::string const& token,
                    nlohmann::json::exception const& error) {
-    // A number too large for a double is reported after itself, a wrong character on itself.
+    // The parser reports a number that is too large for a double after the number, and a wrong
+    // character at the character.
     fault_ = position > 0 ? position - 1 : 0;
     if (error.id == 406) fault_ = position >= token.size() ? position - token.size() : 0;
     return false;
