@@ -91,6 +91,6 @@ int main(int argc, char** argv) {
   auto const split = sg::partition::plan_split(layers, {.group = 2, .threshold = 100});
   sg::write_file(
       folder + "split.svg",
-      report::svg(split, layers, 16, {.width = 720, .theme = report::SvgTheme::automatic}));
+      report::svg({split, layers}, 16, {.width = 720, .theme = report::SvgTheme::automatic}));
   std::printf("%ssplit.svg\n", folder.c_str());
 }

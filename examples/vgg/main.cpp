@@ -148,10 +148,10 @@ void print_split(Settings const& s) {
   auto const rows = static_cast<std::size_t>(s.batch / s.workers);
   std::fprintf(stderr, "the first member of each group, and what it sends for %s of its own:\n%s",
                sg::counted(rows, "image").c_str(),
-               sg::report::table(plan, features, 0, rows).c_str());
+               sg::report::table({plan, features}, 0, rows).c_str());
   if (s.picture.empty()) return;
   int const lanes = static_cast<int>(std::min<std::int64_t>(s.mp, 8)) + 1;
-  sg::write_file(s.picture, sg::report::svg(plan, features, rows,
+  sg::write_file(s.picture, sg::report::svg({plan, features}, rows,
                                             {.width = 86 + std::max(600, 140 * lanes),
                                              .title = "examples/vgg",
                                              .theme = sg::report::SvgTheme::automatic}));

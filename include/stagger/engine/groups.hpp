@@ -30,7 +30,21 @@ namespace stagger::detail {
 struct GroupedModel : Grouped {
   Sections divided;
   StalenessModel each_pass;
+  partition::SplitChain chain;  // without parameters
 };
+
+[[nodiscard]] [[gnu::cold]] inline partition::LayerFeatures features_of_layer(Layer const& layer) {
+  partition::LayerFeatures features;
+  SplitOps const* const ops = layer.ops().split;
+  if (ops == nullptr) return features;
+  features.element_wise = ops->element_wise;
+  features.by_inputs = ops->by_inputs;
+  if (ops->inputs != nullptr) features.inputs = ops->inputs(layer.object());
+  if (ops->outputs != nullptr) features.outputs = ops->outputs(layer.object());
+  if (ops->hidden != nullptr) features.hidden = ops->hidden(layer.object());
+  if (ops->operations != nullptr) features.operations = ops->operations(layer.object());
+  return features;
+}
 
 /// Makes a layer of each member's part or copy, and a stage of each member's part of a section.
 class GroupDivision {
@@ -42,13 +56,17 @@ class GroupDivision {
     model_->put_back = setup.groups.ops->put_back;
   }
 
+  /// @return  without stages if no layer is shared; the layers are then as they were
   [[gnu::cold]] std::shared_ptr<Grouped const> make() {
-    std::vector<partition::LayerFeatures> features;
+    auto& [plan, features, numbers] = model_->chain;
     for (std::size_t l = 0; l < layers_.size(); ++l) add_whole(l);
-    for (Layer const& layer : whole_) features.push_back(features_of_layer(layer));
+    for (std::size_t l = 0; l < whole_.size(); ++l) {
+      features.push_back(features_of_layer(whole_[l]));
+      numbers.push_back(of_model_[l].number);
+    }
     GroupChoice const& choice = setup_.groups;
-    plan_ = partition::plan_split(features, {choice.members, choice.threshold, choice.pairs});
-    if (plan_.first == features.size()) return nullptr;
+    plan = partition::plan_split(features, {choice.members, choice.threshold, choice.pairs});
+    if (plan.first == features.size()) return model_;
     if (choice.each_pass) require_alone();
     if (setup_.options.replicas.empty() && choice.members > 1)
       raise(Errc::bad_configuration, "a position with 1 rank cannot form groups of ",
@@ -87,21 +105,6 @@ class GroupDivision {
                          .fix = &fix_versions,
                          .in_step_from = depth};
     model_->updates = &model_->each_pass;
-  }
-
-  [[nodiscard]] static partition::LayerFeatures features_of_layer(Layer const& layer) {
-    partition::LayerFeatures features;
-    SplitOps const* const ops = layer.ops().split;
-    if (ops == nullptr) return features;
-    features.element_wise = ops->element_wise;
-    features.by_inputs = ops->by_inputs;
-    if (ops->inputs != nullptr) features.inputs = ops->inputs(layer.object());
-    if (ops->outputs != nullptr) features.outputs = ops->outputs(layer.object());
-    if (ops->hidden != nullptr) {
-      features.hidden = ops->hidden(layer.object());
-      features.operations = ops->operations(layer.object());
-    }
-    return features;
   }
 
   /// The layer, or the two that groups take it as.
@@ -231,7 +234,7 @@ class GroupDivision {
   List<Layer> whole_;
   List<OfModel> of_model_;  // [whole]
   std::shared_ptr<GroupedModel> model_;
-  partition::SplitPlan plan_;
+  partition::SplitPlan const& plan_ = model_->chain.plan;
   List<Layer> made_;
   int table_stage_ = 0;
 };

@@ -133,7 +133,8 @@ template <class Device>
       raise(Errc::bad_configuration,
             "this device cannot run groups of ranks that share layers; use host::Threads or "
             "mpi::Processes, or leave partition::LayerSplit out");
-    timed.grouped = setup.groups.ops->divide(setup, layers);
+    timed.division = setup.groups.ops->divide(setup, layers);
+    if (timed.division->table_stages != 0) timed.grouped = timed.division;
   }
   if constexpr (Device::traits.shares_time)
     if (setup.server.link != nullptr)

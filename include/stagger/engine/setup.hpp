@@ -119,10 +119,11 @@ struct Setup {
   GroupingChoice grouping{};
   ServerChoice server{};
   GroupChoice groups{};
-  std::shared_ptr<Grouped const> grouped{};  // result of the division among groups
-  bool uncut = false;                        // a Sequential without a partitioner
-  bool target_rows = true;                   // there are no targets, or they can be split by rows
-  std::shared_ptr<void const> kept{};        // keeps what the members point into
+  std::shared_ptr<Grouped const> division{};  // among groups; null: none was asked for
+  std::shared_ptr<Grouped const> grouped{};   // the same if any layer is shared
+  bool uncut = false;                         // a Sequential without a partitioner
+  bool target_rows = true;                    // there are no targets, or they can be split by rows
+  std::shared_ptr<void const> kept{};         // keeps what the members point into
 };
 
 /// The policies that live as long as the session.

@@ -136,6 +136,17 @@ struct SplitPlan {
   }
 };
 
+/// A chain of layers with its plan, for tables and pictures.
+struct SplitChain {
+  SplitPlan plan{};
+  std::vector<LayerFeatures> layers{};
+  std::vector<int> numbers{};  ///< [layers] of the model; empty: 0, 1, 2 and so on
+
+  [[nodiscard]] int number(std::size_t layer) const noexcept {
+    return layer < numbers.size() ? numbers[layer] : static_cast<int>(layer);
+  }
+};
+
 /// Decides which layers of a chain a group shares. Before the first of them a rank works on its own
 /// rows, after it on those of its group. In front of the first layer nothing is exchanged, since
 /// every rank has the whole batch.

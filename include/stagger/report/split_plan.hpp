@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/partition/split_plan.hpp>
@@ -27,28 +27,33 @@ namespace stagger::report {
   return names[static_cast<std::size_t>(by)];
 }
 
-/// A line for each layer, with what is exchanged in front of it: what the chain is for one member.
-/// Behind them, what is not split though a group was asked for.
-/// @param rows  of each member in a local batch
-[[nodiscard]] inline std::string table(partition::SplitPlan const& plan,
-                                       std::span<partition::LayerFeatures const> layers, int member,
+/// A line for each layer, with the numbers that are exchanged in front of it: what the chain is for
+/// one member. Behind them, what is not split though a group was asked for.
+/// @param rows    of each member in a local batch
+/// @throws Error  mismatch unless there are as many layers as the plan has
+[[nodiscard]] inline std::string table(partition::SplitChain const& chain, int member,
                                        std::size_t rows) {
   using namespace partition;
-  TextTable lines({"layer", "exchange", "sent forward", "sent backward", "features", "split by",
-                   "operations/element", "parameters", "activations"});
+  auto const& [plan, layers, numbers] = chain;
+  (void)parameters_of(plan, layers, member);  // refuses layers of another chain
+  TextTable lines({"layer", "exchange", "forward: sent", "received", "backward: sent", "received",
+                   "features", "split by", "operations/element", "parameters", "activations"});
   auto const count = [](std::size_t number) {
     return number == 0 ? std::string("-") : std::to_string(number);
   };
   for (std::size_t l = 0; l <= plan.layers.size(); ++l) {
     Elements const sent = elements_sent(plan, l, member, rows);
+    Elements const received = elements_received(plan, l, member, rows);
     if (l == plan.layers.size()) {
-      lines.add({"loss", name(plan.end), count(sent.forward), count(sent.backward)});
+      lines.add({"loss", name(plan.end), count(sent.forward), count(received.forward),
+                 count(sent.backward), count(received.backward)});
       break;
     }
     LayerFeatures const& layer = layers[l];
     PlannedLayer const& planned = plan.layers[l];
     bool const known = layer.inputs != 0;
-    lines.add({std::to_string(l), name(planned.cut), count(sent.forward), count(sent.backward),
+    lines.add({std::to_string(chain.number(l)), name(planned.cut), count(sent.forward),
+               count(received.forward), count(sent.backward), count(received.backward),
                known ? text(layer.inputs, " -> ", layer.outputs) : count(planned.features),
                name(planned.by), known ? format_fixed(operations_per_element(layer), 1) : "-",
                count(parameters_of(planned, layer, member, plan.members)),
@@ -57,7 +62,7 @@ namespace stagger::report {
   std::string notes;
   for (std::size_t l = 0; l < plan.layers.size(); ++l)
     if (plan.layers[l].too_narrow)
-      notes += text("layer ", l, " stays whole: it has ",
+      notes += text("layer ", chain.number(l), " stays whole: it has ",
                     layers[l].hidden != 0 ? counted(layers[l].hidden, "hidden part")
                                           : counted(layers[l].outputs, "output"),
                     " for ", counted(plan.members, "member"), "\n");
@@ -71,14 +76,12 @@ namespace detail {
 /// Draws a chain from top to bottom: a lane for the whole of it, and one for each member.
 class SplitPlanWriter {
  public:
-  SplitPlanWriter(partition::SplitPlan const& plan,
-                  std::span<partition::LayerFeatures const> layers, std::size_t rows,
-                  SvgOptions const& options)
-      : plan_(plan), layers_(layers), rows_(rows), options_(options) {
-    lanes_ = std::min(plan.members, most_members);
+  SplitPlanWriter(partition::SplitChain const& chain, std::size_t rows, SvgOptions const& options)
+      : chain_(chain), rows_(rows), options_(options) {
+    lanes_ = std::min(plan_.members, most_members);
     int const least = left + (lanes_ + 1) * least_lane + right;
     if (options.width < least)
-      raise(Errc::bad_configuration, "a picture of ", counted(plan.members, "member"), " has ",
+      raise(Errc::bad_configuration, "a picture of ", counted(plan_.members, "member"), " has ",
             options.width, " pixels; use a width of at least ", least);
     lane_ = (options.width - left - right) / (lanes_ + 1);
   }
@@ -151,7 +154,8 @@ class SplitPlanWriter {
     auto const features = [](std::size_t in, std::size_t out) {
       return in != 0 ? text(in, " -> ", out) : out != 0 ? std::to_string(out) : std::string("-");
     };
-    std::string out = label(16, y + 20, "small", text("layer ", l)) + "<g class=\"box\">" +
+    std::string out = label(16, y + 20, "small", text("layer ", chain_.number(l))) +
+                      "<g class=\"box\">" +
                       box(0, y, layer_height, "whole",
                           features(layer.inputs, layer.inputs != 0 ? layer.outputs : all),
                           number(layer.parameters) + ", " + number(rows_ * all));
@@ -190,8 +194,9 @@ class SplitPlanWriter {
     return out + "</g>\n";
   }
 
-  partition::SplitPlan const& plan_;
-  std::span<partition::LayerFeatures const> layers_;
+  partition::SplitChain const& chain_;
+  partition::SplitPlan const& plan_ = chain_.plan;
+  std::vector<partition::LayerFeatures> const& layers_ = chain_.layers;
   std::size_t rows_;
   SvgOptions const& options_;
   int lanes_ = 1;  // of members
@@ -208,11 +213,10 @@ class SplitPlanWriter {
 /// @return        the same bytes for the same input, in every locale
 /// @throws Error  mismatch unless there are as many layers as the plan has, bad_configuration for a
 ///                width in which the members have no room
-[[nodiscard]] inline std::string svg(partition::SplitPlan const& plan,
-                                     std::span<partition::LayerFeatures const> layers,
-                                     std::size_t rows, SvgOptions const& options = {}) {
-  (void)partition::parameters_of(plan, layers, 0);  // refuses layers of another chain
-  return detail::SplitPlanWriter(plan, layers, rows, options).document();
+[[nodiscard]] inline std::string svg(partition::SplitChain const& chain, std::size_t rows,
+                                     SvgOptions const& options = {}) {
+  (void)partition::parameters_of(chain.plan, chain.layers, 0);  // refuses layers of another chain
+  return detail::SplitPlanWriter(chain, rows, options).document();
 }
 
 }  // namespace stagger::report

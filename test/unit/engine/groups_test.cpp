@@ -20,6 +20,7 @@
 #include <stagger/program/check_program.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/sim/virtual_clock.hpp>
+#include <stagger/train/describe.hpp>
 #include <stagger/train/pipeline.hpp>
 
 #include "split_model.hpp"
@@ -495,24 +496,9 @@ TEST_CASE("engine/groups: members send what the plan says, whatever is split", "
   for (unsigned pattern = 0; pattern < 16; ++pattern)
     for (int const members : {2, 3, 4})
       for (bool const pairs : {false, true}) {
-        std::vector<sg::partition::LayerFeatures> features{{}};
-        std::size_t width = 7;
-        unsigned bit = 0;
-        for (std::size_t const next : {std::size_t{12}, std::size_t{0}, std::size_t{9},
-                                       std::size_t{11}, std::size_t{0}, outputs}) {
-          if (next == 0) {
-            features.push_back({.element_wise = true});
-            continue;
-          }
-          bool const can = (pattern >> bit++ & 1U) != 0;
-          features.push_back(
-              {.inputs = can ? width : 0, .outputs = can ? next : 0, .by_inputs = true});
-          width = next;
-        }
-        auto const plan =
-            sg::partition::plan_split(features, {.group = members, .threshold = 0, .pairs = pairs});
         Case const of{.pattern = pattern, .members = members, .pairs = pairs};
         auto train = pipeline<float>(sg::host::Threads{1}, of);
+        auto const [plan, layers, numbers_of_layers] = sg::describe(train);
         Batch<float> data;
         for (std::uint64_t m = 0; m < 2; ++m) {
           std::size_t const all = rows * static_cast<std::size_t>(members);
@@ -523,7 +509,7 @@ TEST_CASE("engine/groups: members send what the plan says, whatever is split", "
         for (int member = 0; member < members; ++member) {
           std::uint64_t forward = 0;
           std::uint64_t backward = 0;
-          for (std::size_t l = 0; l <= features.size(); ++l) {
+          for (std::size_t l = 0; l <= layers.size(); ++l) {
             auto const sent = sg::partition::elements_sent(plan, l, member, 2 * rows);
             forward += sent.forward * sizeof(float);
             backward += sent.backward * sizeof(float);

@@ -10,6 +10,7 @@
 #include <stagger/engine/groups.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/stagger.hpp>
+#include <stagger/train/describe.hpp>
 
 #include "catch.hpp"
 
@@ -96,5 +97,38 @@ TEST_CASE("gpt/Projections: shared by groups, every gradient is that of one devi
         CHECK(apart < 1e-12);
       }
     }
+  }
+}
+
+TEST_CASE("gpt/Projections: what members have and exchange is known before the first step",
+          "[gpt]") {
+  using sg::partition::Cut;
+  auto train = in_groups<float>({.members = 3});
+  auto const chain = sg::describe(train);
+  // Embedding, a norm and projections for each half block, head.
+  CHECK(chain.numbers == std::vector{0, 1, 1, 2, 2, 3, 3, 4, 4, 5});
+  CHECK(chain.plan.cut(2) == Cut::modulo);
+  for (std::size_t l = 3; l < 10; ++l)
+    CHECK(chain.plan.cut(l) == (l % 2 == 0 ? Cut::fan : Cut::total));
+  std::size_t whole = 0;
+  for (auto const& shape : train.parameter_shapes()) whole += shape.bytes / sizeof(float);
+  std::size_t told = 0;
+  for (auto const& layer : chain.layers) told += layer.parameters;
+  CHECK(told == whole);
+  auto data = text(0);
+  data.inputs.resize(1);  // of as many rows for each member
+  data.targets.resize(1);
+  sg::run(train.step(data));
+  std::size_t const rows = data.inputs[0].size() / 3;  // of values: one for each token
+  for (int member = 0; member < 3; ++member) {
+    sg::partition::Elements sent;
+    for (std::size_t l = 0; l <= chain.layers.size(); ++l) {
+      auto const here = sg::partition::elements_sent(chain.plan, l, member, rows);
+      sent.forward += here.forward;
+      sent.backward += here.backward;
+    }
+    using enum sg::TrafficKind;
+    CHECK(train.traffic().of(member, shared_activations).bytes == sent.forward * sizeof(float));
+    CHECK(train.traffic().of(member, shared_gradients).bytes == sent.backward * sizeof(float));
   }
 }

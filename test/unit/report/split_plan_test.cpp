@@ -16,20 +16,20 @@ TEST_CASE("report/SplitPlan: a table of the layers, with what is exchanged in fr
                                           {.inputs = 4096, .outputs = 1024, .parameters = 4194304},
                                           {.element_wise = true},
                                           {.inputs = 1024, .outputs = 10, .parameters = 10240}};
-  CHECK(stagger::report::table(plan_split(layers, {.group = 4}), layers, 1, 16) ==
-        "layer  exchange  sent forward  sent backward      features  split by  operations/element  "
-        "parameters  activations\n"
-        "-----  --------  ------------  -------------  ------------  --------  ------------------  "
-        "----------  -----------\n"
-        "0                           -              -             -  -                          -  "
-        "      1728        65536\n"
-        "1      modulo          196608         196608  4096 -> 1024  outputs               2457.6  "
-        "   1048576        16384\n"
-        "2                           -              -          1024  -                          -  "
-        "         -        16384\n"
-        "3      collect          49152              -    1024 -> 10  -                       29.7  "
-        "     10240          640\n"
-        "loss                        -              -\n");
+  CHECK(stagger::report::table({plan_split(layers, {.group = 4}), layers}, 1, 16) ==
+        "layer  exchange  forward: sent  received  backward: sent  received      features  split "
+        "by  operations/element  parameters  activations\n"
+        "-----  --------  -------------  --------  --------------  --------  ------------  "
+        "--------  ------------------  ----------  -----------\n"
+        "0                            -         -               -         -             -  -      "
+        "                    -        1728        65536\n"
+        "1      modulo           196608    196608          196608    196608  4096 -> 1024  outputs"
+        "               2457.6     1048576        16384\n"
+        "2                            -         -               -         -          1024  -      "
+        "                    -           -        16384\n"
+        "3      collect           49152     49152               -         -    1024 -> 10  -      "
+        "                 29.7       10240          640\n"
+        "loss                         -         -               -         -\n");
 }
 
 TEST_CASE("report/SplitPlan: a table says what stays whole though a group was asked for",
@@ -38,7 +38,7 @@ TEST_CASE("report/SplitPlan: a table says what stays whole though a group was as
   std::vector<LayerFeatures> const layers{{.inputs = 6, .outputs = 12, .parameters = 72},
                                           {.inputs = 12, .outputs = 3, .parameters = 36}};
   auto const notes = [&](SplitRules const& rules) {
-    auto const all = stagger::report::table(plan_split(layers, rules), layers, 0, 2);
+    auto const all = stagger::report::table({plan_split(layers, rules), layers}, 0, 2);
     auto const last = all.find("\nloss");
     return all.substr(all.find('\n', last + 1) + 1);
   };
@@ -55,7 +55,7 @@ TEST_CASE("report/SplitPlan: a table says what stays whole though a group was as
         "no layer is worth sharing: each rank has the whole model, for rows of its own\n");
   std::vector<LayerFeatures> const heads{
       {.inputs = 8, .outputs = 8, .parameters = 256, .hidden = 3, .operations = 100}};
-  CHECK(stagger::report::table(plan_split(heads, {.group = 4, .threshold = 0}), heads, 0, 2)
+  CHECK(stagger::report::table({plan_split(heads, {.group = 4, .threshold = 0}), heads}, 0, 2)
             .find("layer 0 stays whole: it has 3 hidden parts for 4 members\n") !=
         std::string::npos);
 }
@@ -68,7 +68,7 @@ TEST_CASE("report/SplitPlan: a picture of one rank and of each member, with what
                                           {.element_wise = true},
                                           {.inputs = 11, .outputs = 10, .parameters = 110}};
   auto const plan = plan_split(layers, {.group = 2, .threshold = 20});
-  auto const root = xml::parse(stagger::report::svg(plan, layers, 16, {.title = "<both>"}));
+  auto const root = xml::parse(stagger::report::svg({plan, layers}, 16, {.title = "<both>"}));
   double const width = std::strtod(root.get("width").c_str(), nullptr);
   double const height = std::strtod(root.get("height").c_str(), nullptr);
   struct Box {
@@ -111,9 +111,9 @@ TEST_CASE("report/SplitPlan: a picture of one rank and of each member, with what
   expect(11, "cut", "forward 160, 192", "backward -, -");
   expect(14, "whole", "11 -> 10", "110, 320");
 
-  CHECK_THROWS_WITH(stagger::report::svg(plan, {}, 16),
+  CHECK_THROWS_WITH(stagger::report::svg({.plan = plan}, 16),
                     "a plan for 4 layers does not belong to a chain of 0; give the layers it was "
                     "made for");
-  CHECK_THROWS_WITH(stagger::report::svg(plan, layers, 16, {.width = 300}),
+  CHECK_THROWS_WITH(stagger::report::svg({plan, layers}, 16, {.width = 300}),
                     "a picture of 2 members has 300 pixels; use a width of at least 356");
 }

@@ -21,6 +21,8 @@
 #include <stagger/collective/grouping/greedy.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/collective/grouping/single.hpp>
+#include <stagger/report/split_plan.hpp>
+#include <stagger/train/describe.hpp>
 
 #include "../temporary_folder.hpp"
 #include "engine/split_model.hpp"
@@ -319,4 +321,64 @@ TEST_CASE(
       }
       CHECK(compared > 0);
     }
+}
+
+TEST_CASE("train/describe: what each member has and exchanges, before the first step", "[train]") {
+  for (unsigned pattern = 0; pattern < 16; ++pattern)
+    for (int const members : {1, 2, 3, 8})
+      for (bool const pairs : {false, true}) {
+        Case const of{.pattern = pattern, .members = members, .pairs = pairs};
+        auto train = pipeline<double>(sg::host::Threads{1}, of);
+        auto const chain = sg::describe(train);
+        CAPTURE(pattern, members, pairs);
+        REQUIRE(chain.layers.size() == 7);
+        CHECK(chain.plan.members == members);
+        CHECK(chain.plan.splits() == (pattern != 0 && members != 1));
+        auto const& model = train.machine().model;
+        for (int m = 0; m < members; ++m) {
+          std::size_t here = 0;  // in what the engine has made for this member
+          for (std::size_t l = 0; l < 7; ++l) {
+            std::size_t at = l;
+            if (model.grouped != nullptr)
+              at = model.grouped->wholes[l].of(model.grouped->wholes[l].members == 1 ? 0 : m);
+            for (std::size_t p = 0; p < model.parameters[at].count(); ++p)
+              here += model.parameters[at].declaration(p).size;
+          }
+          CHECK(sg::partition::parameters_of(chain.plan, chain.layers, m) == here);
+        }
+      }
+}
+
+TEST_CASE("train/describe: as a table and as a picture, also if no layer is shared", "[train]") {
+  auto train = pipeline<double>(sg::host::Threads{1}, {.pattern = 9, .members = 2});
+  CHECK(sg::report::table(sg::describe(train), 1, 5) ==
+        "layer  exchange  forward: sent  received  backward: sent  received  features  split by  "
+        "operations/element  parameters  activations\n"
+        "-----  --------  -------------  --------  --------------  --------  --------  --------  "
+        "------------------  ----------  -----------\n"
+        "0                            -         -               -         -         -  -         "
+        "                 -          49            -\n"
+        "1      modulo               35        35              35        35   7 -> 12  outputs   "
+        "              13.3          48           60\n"
+        "2                            -         -               -         -        12  -         "
+        "                 -           -           60\n"
+        "3      collect              60        60               -         -         -  -         "
+        "                 -         117            -\n"
+        "4                            -         -               -         -         -  -         "
+        "                 -         110            -\n"
+        "5                            -         -               -         -         -  -         "
+        "                 -           -            -\n"
+        "6      fan                   -         -             110       110  11 -> 10  outputs   "
+        "              15.7          60           50\n"
+        "loss   collect              50        50               -         -\n");
+  CHECK(sg::report::svg(sg::describe(train), 5).find("member 1 of 2") != std::string::npos);
+
+  auto narrow = pipeline<double>(sg::host::Threads{1}, {.pattern = 2, .members = 10});
+  auto const said = sg::report::table(sg::describe(narrow), 0, 5);
+  CHECK(said.find(
+            "\nlayer 3 stays whole: it has 9 outputs for 10 members\n"
+            "no layer is worth sharing: each rank has the whole model, for rows of its own\n") !=
+        std::string::npos);
+  auto plain = sg::Pipeline{model<double>(15)}.with(sg::loss::MeanSquaredError<double>{});
+  CHECK(sg::report::table(sg::describe(plain), 0, 5).find("sharing") == std::string::npos);
 }

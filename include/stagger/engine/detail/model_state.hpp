@@ -128,8 +128,9 @@ struct ModelState {
   List<std::size_t> first_layer{0};        // [stages + 1]
   Options options;
   bool shards;
-  std::shared_ptr<Grouped const> grouped;  // null: no layer is shared by a group
-  FixedArray<ShownWhole> shown_wholes;     // then: copies for the caller
+  std::shared_ptr<Grouped const> grouped;   // null: no layer is shared by a group
+  std::shared_ptr<Grouped const> division;  // null: no group was asked for
+  FixedArray<ShownWhole> shown_wholes;      // then: copies for the caller
   OptimizerCall optimizer;
   bool shown = false;  // the caller may have written into a copy
   std::int64_t steps = 0;

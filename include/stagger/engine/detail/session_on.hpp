@@ -86,6 +86,7 @@ class MachineSession : public Session {
     ranks_ = place_.size();
     machine_.set_grouping(setup.grouping);
     machine_.model.optimizer = setup.optimizer;
+    machine_.model.division = setup.division;
     if (setup.server.link != nullptr)
       machine_.exchange(
           setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));

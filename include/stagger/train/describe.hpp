@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What each member of a group has of a pipeline's layers, before the first step.
+
+#include <cstddef>
+
+#include <stagger/engine/groups.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/partition/split_plan.hpp>
+#include <stagger/train/trainer.hpp>
+
+namespace stagger {
+namespace detail {
+
+/// Counts the elements of a layer's parameters, of all members together.
+/// @param part   member 0's
+/// @param other  member 1's; null if the layer is not split
+inline void count_parameters(LayerParameters const& part, LayerParameters const* other,
+                             partition::LayerFeatures& features) {
+  for (std::size_t p = 0; p < part.count(); ++p) {
+    auto const& declaration = part.declaration(p);
+    std::size_t const whole = other == nullptr ? declaration.size : declaration.piece.whole;
+    features.parameters += whole;
+    if (other != nullptr && declaration.size == whole && other->declaration(p).size == 0)
+      features.biases += whole;
+  }
+}
+
+[[nodiscard]] [[gnu::cold]] inline partition::SplitChain describe(ModelState const& model) {
+  partition::SplitChain chain;
+  if (model.division == nullptr) {
+    for (Layer const& layer : model.layers) chain.layers.push_back(features_of_layer(layer));
+    chain.plan = partition::plan_split(chain.layers, {});
+  } else {
+    chain = static_cast<GroupedModel const&>(*model.division).chain;
+  }
+  int last = -1;
+  for (std::size_t l = 0; l < chain.layers.size(); ++l) {
+    if (model.grouped != nullptr) {
+      Grouped::Whole const& of = model.grouped->wholes[l];
+      count_parameters(model.parameters[of.of(0)], of.split ? &model.parameters[of.of(1)] : nullptr,
+                       chain.layers[l]);
+    } else if (int const number = chain.number(l); number != last) {  // not the second one of two
+      count_parameters(model.parameters[static_cast<std::size_t>(number)], nullptr,
+                       chain.layers[l]);
+      last = number;
+    }
+  }
+  return chain;
+}
+
+}  // namespace detail
+
+/// The layers of a pipeline as groups of its ranks share them, for `report::table` and
+/// `report::svg`. How many numbers layers give that are not split is known only when they run:
+/// `LayerFeatures::values` of those is 0 unless the caller says it.
+///
+/// @code
+///     std::cout << report::table(describe(train), 0, rows);  // member 0, which has so many rows
+/// @endcode
+/// @throws Error  mismatch for a layer whose inputs are not the previous layer's outputs
+template <class In, class Out, class Optimizer, class Loss, bool synchronous, class Device>
+[[nodiscard]] partition::SplitChain describe(
+    Trainer<In, Out, Optimizer, Loss, synchronous, Device>& train) {
+  return detail::describe(train.machine().model);
+}
+
+}  // namespace stagger
