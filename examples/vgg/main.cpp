@@ -75,15 +75,16 @@ auto make_pipeline(Settings const& s, sg::sim::Clock const& clock, Chain chain,
   sg::partition::LayerSplit<layers::ByWork> split{
       .group = static_cast<int>(s.mp),
       .over = {std::move(work), static_cast<int>(s.stages)},
-      .threshold = s.threshold};
+      .threshold = s.threshold,
+      .update =
+          s.each_pass() ? sg::partition::Update::each_pass : sg::partition::Update::accumulate};
+  sg::Options options{
+      .seed = static_cast<std::uint64_t>(s.seed), .deadline_s = 600, .replicas = replicas};
+  if (!s.each_pass()) options.clip_norm = 1;  // of all gradients, which must be there
   auto const on = [&](auto device) {
     return sg::Pipeline{std::move(chain)}.with(
         split, schedule, sg::optimizer::AdamW{.weight_decay = 0.01},
-        sg::loss::CrossEntropy<float>{}, std::move(device),
-        sg::Options{.clip_norm = 1,
-                    .seed = static_cast<std::uint64_t>(s.seed),
-                    .deadline_s = 600,
-                    .replicas = replicas});
+        sg::loss::CrossEntropy<float>{}, std::move(device), options);
   };
   if (s.device == "threads") return on(sg::host::Threads{static_cast<int>(s.threads)});
 #ifdef VGG_HAS_MPI

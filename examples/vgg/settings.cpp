@@ -45,6 +45,14 @@ void Settings::check() const {
                 std::to_string(rows) + ", fewer --microbatches or a larger --batch");
   if (!(threshold >= 0))
     cli::refuse("--threshold " + cli::number(threshold) + " is out of range; use 0 or more");
+  if (!each_pass() && update != "accumulate")
+    cli::refuse("--update knows no '" + update + "'; there are: accumulate, each-pass");
+  if (each_pass() && linear)
+    cli::refuse("--update each-pass has no dense layers to update with --linear; leave one out");
+  if (each_pass() && mp != workers)
+    cli::refuse("--update each-pass is for one group alone, and --mp " + std::to_string(mp) +
+                " makes several of --workers " + std::to_string(workers) +
+                "; give both the same number, or use --update accumulate");
   require("--threads", threads, 1, 1024);
 }
 
@@ -101,6 +109,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       ->group(group);
   app.add_option("--threshold", s.threshold,
                  "Operations for each number exchanged, above which a dense layer is shared")
+      ->group(group);
+  app.add_option("--update", s.update,
+                 "When dense layers are updated: accumulate, with all others after a batch; or "
+                 "each-pass, after each microbatch, as published, and without clipping")
       ->group(group);
   app.add_option("--device", s.device,
                  "threads; mpi: in the processes that mpirun started, or one for each rank; or "

@@ -34,8 +34,9 @@ struct Settings {
   std::int64_t workers = 1;  ///< ranks of each stage
   std::int64_t mp = 1;       ///< of them, members of a group that shares dense layers
   double threshold = 100;    ///< operations per element communicated above which one is shared
-  std::string device = "threads";  ///< or "mpi", "clock"
-  std::int64_t threads = 0;        ///< 0: as many as ranks, but not more than processors
+  std::string update = "accumulate";  ///< of dense layers, or "each-pass"
+  std::string device = "threads";     ///< or "mpi", "clock"
+  std::int64_t threads = 0;           ///< 0: as many as ranks, but not more than processors
 
   std::string picture;  ///< file to draw what members of a group have to; empty: none
 
@@ -49,6 +50,8 @@ struct Settings {
   [[nodiscard]] ModelShape shape() const noexcept { return {width, dropout, minibatch()}; }
   /// Ranks of all stages.
   [[nodiscard]] std::int64_t ranks() const;
+  /// Whether dense layers are updated after each microbatch.
+  [[nodiscard]] bool each_pass() const noexcept { return update == "each-pass"; }
   [[nodiscard]] int layers() const noexcept { return linear ? 1 : layers_of_model; }
 
   /// @throws Error  with Errc::bad_configuration, naming the flag, the value and what would do
