@@ -2,9 +2,11 @@
 #pragma once
 /// @file   The loss on the last stage: the concept, and two losses for `Tensor`.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <stagger/core/error.hpp>
@@ -78,7 +80,7 @@ template <class T = float> struct MeanSquaredError {
   }
 };
 
-/// Softmax cross-entropy in nats, one term per row.
+/// Softmax cross-entropy in nats, one term per row whose class is not `ignored`.
 ///
 /// @shape y       [rows][classes] logits
 /// @shape target  [rows] class numbers
@@ -87,8 +89,23 @@ template <class T = float> struct CrossEntropy {
   using policy_tag = LossTag;
   using Target = Tensor<std::int32_t>;
 
+  std::optional<std::int32_t> ignored{};  ///< class of rows that count as nothing
+
   [[nodiscard]] double terms(Target const& target) const noexcept {
-    return static_cast<double>(target.size());
+    auto const rows = static_cast<double>(target.size());
+    if (!ignored) return rows;
+    return rows - static_cast<double>(std::count(target.begin(), target.end(), *ignored));
+  }
+
+  /// The target of a row that counts as nothing.
+  /// @throws Error  with Errc::bad_configuration if no class is ignored
+  [[nodiscard]] Target padding() const {
+    if (!ignored)
+      raise(
+          Errc::bad_configuration,
+          "a cross-entropy that ignores no class cannot leave out rows; give it one that the model "
+          "does not have, CrossEntropy<>{.ignored = -1}");
+    return Target::of({*ignored});
   }
 
   [[nodiscard]] double value(Context&, Tensor<T> const& y, Target const& target) const {
@@ -98,6 +115,7 @@ template <class T = float> struct CrossEntropy {
   double value_and_gradient(Context&, Tensor<T> const& y, Target const& target, double scale,
                             Tensor<T>& dy) const {
     dy.resize_like(y);
+    if (ignored) dy.fill(0);
     std::size_t const classes = y.extent(1);
     return sum_over_rows(y, target, [&](std::size_t row, std::size_t label, double log_sum) {
       for (std::size_t c = 0; c < classes; ++c) {
@@ -110,7 +128,7 @@ template <class T = float> struct CrossEntropy {
 
  private:
   template <class Visit>
-  static double sum_over_rows(Tensor<T> const& y, Target const& target, Visit visit) {
+  double sum_over_rows(Tensor<T> const& y, Target const& target, Visit visit) const {
     std::size_t const rows = y.extent(0);
     std::size_t const classes = y.extent(1);
     if (rows != target.size())
@@ -118,6 +136,7 @@ template <class T = float> struct CrossEntropy {
             target.size(), "; give each row one class");
     double sum = 0;
     for (std::size_t row = 0; row < rows; ++row) {
+      if (target[row] == ignored) continue;
       T const* const logits = y.data() + row * classes;
       auto const label = static_cast<std::size_t>(target[row]);
       if (target[row] < 0 || label >= classes)

@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -96,6 +97,27 @@ TEST_CASE("model/CrossEntropy: value by hand, gradient by finite differences", "
   Tensor<std::int32_t> any({1});
   any[0] = 5;
   CHECK(loss.value(context, equal, any) == Approx(std::log(8)));
+}
+
+TEST_CASE("model/CrossEntropy: rows of the class that is ignored count as nothing", "[model]") {
+  Context context;
+  stagger::loss::CrossEntropy<double> const plain;
+  stagger::loss::CrossEntropy<double> const loss{.ignored = -1};
+  auto const y = random_tensor<double>(3, 5, 3);
+  Tensor<double> rest({2, 5});
+  std::copy(y.data() + 5, y.data() + 15, rest.data());
+  auto const target = Tensor<std::int32_t>::of({-1, 4, 2});
+  auto const counted = Tensor<std::int32_t>::of({4, 2});
+  CHECK(loss.terms(target) == 2);
+  CHECK(loss.terms(counted) == 2);
+  CHECK(loss.value(context, y, target) == plain.value(context, rest, counted));
+  CHECK(gradient_error(loss, y, target, 0.25) < 1e-9);
+  Tensor<double> dy;
+  loss.value_and_gradient(context, y, target, 1, dy);
+  CHECK(std::all_of(dy.data(), dy.data() + 5, [](double d) { return d == 0; }));
+  CHECK(code_of([&] { static_cast<void>(plain.value(context, y, target)); }) == Errc::bad_data);
+  CHECK(loss.terms(loss.padding()) == 0);
+  CHECK(code_of([&] { static_cast<void>(plain.padding()); }) == Errc::bad_configuration);
 }
 
 TEST_CASE("model/CrossEntropy: logits of any size give finite losses", "[model]") {
