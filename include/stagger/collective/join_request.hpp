@@ -31,6 +31,10 @@ using stagger::detail::ParameterDeclaration;
     raise(Errc::bad_configuration, "worker ", worker,
           " runs in virtual time, which a server in another process does not share; give it "
           "host::Threads, or a server in this process");
+  if (!rules.shared.empty())
+    raise(Errc::bad_configuration, "groups of ranks of worker ", worker,
+          " share layers, which a server in another process cannot compare; use a "
+          "collective::ParameterServer in this process, or leave partition::LayerSplit out");
   if (rules.optimizer.digest(rules.optimizer.optimizer) == 0)
     raise(Errc::bad_configuration, "worker ", worker,
           " and the server cannot compare the numbers of this optimizer, whose members are of "

@@ -45,6 +45,11 @@ using stagger::detail::WorkerRules;
     raise(Errc::mismatch, "worker ", worker,
           " pushes something else, or to be added in another way, than the others; give all "
           "workers the same staleness model");
+  if (rules.shared != others.shared)
+    raise(Errc::mismatch, "groups of ranks of worker ", worker, " share layers as '",
+          rules.shared.empty() ? "none" : rules.shared, "', those of the others as '",
+          others.shared.empty() ? "none" : others.shared,
+          "'; give all workers the same partition::LayerSplit");
   if (rules.clock != others.clock)
     raise(Errc::mismatch, "worker ", worker,
           " runs in another time than the others; give all workers copies of one sim::Clock, or "

@@ -16,7 +16,6 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/core/math.hpp>
 #include <stagger/engine/detail/exchange_ops.hpp>
 #include <stagger/engine/detail/execution.hpp>
 #include <stagger/engine/detail/model_state.hpp>
@@ -169,7 +168,7 @@ class Machine : public StepStatus {
       finish(rank.number);
     else if (in.op == Op::update)
       update(rank);
-    else if (exchange_ != nullptr && !ends_step(in.op))
+    else if (exchange_ != nullptr && (exchanges(in.op) || in.op == Op::apply))
       exchange(rank, in, clock);
     else if (in.op == Op::apply)
       model.apply(in, run.program->flushes ? run.program->microbatches : 1);
@@ -256,27 +255,21 @@ class Machine : public StepStatus {
   }
 
   void update(RankState& rank) {
-    if (exchange_ != nullptr) return;                 // the server updates
-    if (model.shards ? failed() : !commit()) return;  // a sharded update can still be undone
-    double scale = 1;
-    if (model.options.clip_norm && model.memory == nullptr) {
-      double sum = 0;  // added by parameter in layer order, so that cuts do not matter
-      for (auto const& parameters : model.parameters)
-        for (double const square_sum : parameters.square_sums()) sum += square_sum;
-      double const norm = detail::math::sqrt(sum);
-      if (norm > *model.options.clip_norm) scale = *model.options.clip_norm / norm;
-      if (rank.number == run.reporter) run.gradient_norm = norm;
-    }
     EndOfStep& end_of_step = run.end_of_step[rank.number];
-    end_of_step.updated = model.shards;
-    for (LayerPart const& own : end_of_step.layers)
-      for (ByteRange part = own.range; part.first < own.range.last; part.first = part.last) {
-        // Saved in pieces, which are still in the cache when they are updated.
-        part.last = model.shards ? std::min(part.first + saved_at_once, own.range.last) : part.last;
-        if (model.shards) model.parameters[own.layer].copy_part(part, false);
-        model.optimizer.update(model.optimizer.optimizer, model.parameters[own.layer],
-                               {scale, model.steps + 1, 0, 0, part});
-      }
+    if (exchange_ == nullptr) {  // otherwise the first holders of stages push the sums
+      if (model.shards ? failed() : !commit()) return;  // a sharded update can still be undone
+      double const scale = run.gradient_scale(model, rank.number);
+      end_of_step.updated = model.shards;
+      for (LayerPart const& own : end_of_step.layers)
+        for (ByteRange part = own.range; part.first < own.range.last; part.first = part.last) {
+          // Saved in pieces, which are still in the cache when they are updated.
+          part.last =
+              model.shards ? std::min(part.first + saved_at_once, own.range.last) : part.last;
+          if (model.shards) model.parameters[own.layer].copy_part(part, false);
+          model.optimizer.update(model.optimizer.optimizer, model.parameters[own.layer],
+                                 {scale, model.steps + 1, 0, 0, part});
+        }
+    }
     for (auto* const share : end_of_step.clear) share->zero();
   }
 

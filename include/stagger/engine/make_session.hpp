@@ -91,14 +91,20 @@ template <class Device>
         raise(Errc::bad_configuration,
               "layers of a worker over processes cannot be late; use host::Threads or "
               "sim::VirtualClock for its device, or staleness::Synchronous");
-    if (!replicas.empty())
+    if constexpr (Device::traits.holds_own_stages)
+      if (!replicas.empty())
+        raise(Errc::bad_configuration,
+              "a worker over processes has no replicas; leave Options::replicas out, use "
+              "host::Threads for its device, or make more workers");
+    if (!replicas.empty() && setup.staleness.late != nullptr)
       raise(Errc::bad_configuration,
-            "a worker of a parameter server has no replicas; leave Options::replicas out, or make "
-            "more workers");
-    if (options.clip_norm)
+            "layers of a worker with replicas cannot be late, since a rank would take up their "
+            "values while others compute; leave Options::replicas out, or use "
+            "staleness::Synchronous");
+    if (options.clip_norm && !averages(setup.staleness.pushes))
       raise(Errc::bad_configuration,
             "gradients of a worker cannot be clipped by the norm of those of all; leave clip_norm "
-            "out, or train without a parameter server");
+            "out, use staleness::LocalSgd, or train without a parameter server");
     if (!setup.optimizer.element_wise)
       raise(Errc::bad_configuration,
             "the optimizer says that it is not element_wise, but the "

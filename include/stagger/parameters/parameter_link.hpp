@@ -37,6 +37,7 @@ struct WorkerRules {
   void const* clock = nullptr;        ///< the virtual clock of the worker; null: real time
   LateCalls const* late = nullptr;    ///< null: no layer is late
   void const* late_policy = nullptr;  ///< for `late`
+  std::string shared{};   ///< which layers groups of its ranks share, in words; empty: none
   bool in_parts = false;  ///< the server is one of several, each with some layers; workers choose
 };
 

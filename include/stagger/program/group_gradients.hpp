@@ -22,7 +22,11 @@ class GradientGrouping {
  public:
   GradientGrouping(Program const& program, List<GradientGroup> const& groups, bool chain_squares,
                    bool by_library)
-      : old_(program), groups_(groups), chain_squares_(chain_squares), by_library_(by_library) {
+      : old_(program),
+        groups_(groups),
+        chain_squares_(chain_squares),
+        by_library_(by_library),
+        inner_(program.signals.size() - (program.exchanges() ? program.cells.size() : 0)) {
     auto const& cells = program.cells;
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
       if (cells[c].stage != cells[first].stage) first = c;
@@ -48,6 +52,8 @@ class GradientGrouping {
       raise(Errc::bad_schedule, old_.cells.size(), " stages on ", old_.ranks.size(),
             " ranks need more signals than a program can number; use fewer");
     made.signals.resize(signals);
+    for (std::size_t s = old_.signals.size(); s-- > inner_;)  // those of a server stay the last
+      made.signals[s + 2 * old_.cells.size()] = std::exchange(made.signals[s], SignalEnds{});
     for (std::size_t r = 0; r < old_.ranks.size(); ++r) made.ranks[r] = computing_rank(r);
     for (std::size_t r = 0; r < old_.ranks.size(); ++r) add_reducer(made, r);
     return made;
@@ -67,7 +73,7 @@ class GradientGrouping {
   // Two signals of each cell: `ready`, given by the cell's rank once for each group; `summed`,
   // given likewise by that rank's reducer.
   [[nodiscard]] std::uint32_t ready(std::size_t cell) const {
-    return static_cast<std::uint32_t>(old_.signals.size() + 2 * cell);
+    return static_cast<std::uint32_t>(inner_ + 2 * cell);
   }
   [[nodiscard]] std::uint32_t summed(std::size_t cell) const { return ready(cell) + 1; }
   /// The signal that a rank has added up its squares and a higher rank can continue; without groups
@@ -90,7 +96,11 @@ class GradientGrouping {
         push_finish(rank, in, static_cast<int>(number));
         continue;
       }
-      for (std::size_t w = first_wait; w < wait; ++w) rank.waits.push_back(old.waits[w]);
+      for (std::size_t w = first_wait; w < wait; ++w) {
+        rank.waits.push_back(old.waits[w]);
+        if (std::uint32_t& signal = rank.waits.back().signal; signal >= inner_)
+          signal += static_cast<std::uint32_t>(2 * old_.cells.size());
+      }
       bool const last = gives_weight_gradient(in.op) && held_[in.cell].shared() &&
                         held_[in.cell].last_backward == i;
       if (!last) {
@@ -188,6 +198,7 @@ class GradientGrouping {
   List<GradientGroup> const& groups_;
   bool chain_squares_;
   bool by_library_;
+  std::size_t inner_;   // signals that ranks give; those of a server follow
   List<Holding> held_;  // [cells]
 };
 

@@ -25,18 +25,21 @@ namespace stagger {
 namespace detail {
 
 /// The pass that fixes which weights each microbatch sees.
+/// @param sums   whether the gradients of several owners are added up while backward runs
 /// @return       [cells] without updates where a cell updates with the others; none where all do
 /// @throws Error bad_schedule for a table that does not fit the staleness model
-[[nodiscard]] [[gnu::cold]] inline FixedArray<Versions> versions_of(
-    Dataflow const& flow, StalenessModel const& staleness) {
+[[nodiscard]] [[gnu::cold]] inline FixedArray<Versions> versions_of(Dataflow const& flow,
+                                                                    StalenessModel const& staleness,
+                                                                    bool sums) {
   bool const exchanges = staleness.push_minibatches != 0;
   if (!flow.training || !(staleness || exchanges)) return {};
   for (std::size_t c = 1; c < flow.cells.size(); ++c)
-    if (flow.cells[c].stage == flow.cells[c - 1].stage && staleness.alone(flow.cells[c].depth))
+    if (!is_first_holder(flow.cells, c) &&
+        (staleness ? staleness.alone(flow.cells[c].depth) : !sums))
       raise(Errc::bad_schedule, "stage ", flow.cells[c].stage, " has several owners, ",
             staleness ? "which must update together; use a schedule that flushes"
-                      : "but each worker makes one push of it; use a schedule that runs each stage "
-                        "on one rank");
+                      : "but each worker makes one push of it; give each position 1 replica by "
+                        "Options::replicas, or use a schedule that runs each stage on one rank");
   if (!staleness) return {};
   if (staleness.microbatches < 1 || flow.units % static_cast<unsigned>(staleness.microbatches) != 0)
     raise(Errc::bad_schedule, flow.units, " microbatches are no whole number of minibatches of ",
@@ -82,7 +85,7 @@ namespace detail {
     options.connect_sections(flow, *options.sections);
   else
     detail::connect(flow);
-  auto const versions = detail::versions_of(flow, options.staleness);
+  auto const versions = detail::versions_of(flow, options.staleness, options.groups != nullptr);
   bool const recompute = options.recompute && flow.training;
   detail::SlotCounts counts(flow.cells.size(), options.spare_slots);
   auto const write = [&] {

@@ -227,6 +227,12 @@ struct Cell {
   [[nodiscard]] constexpr bool last() const noexcept { return after == none && !gathers_gradient; }
 };
 
+/// Whether a cell is the first one of its stage, which exchanges the stage's parameters with a
+/// parameter server. @param cells  by stage
+[[nodiscard]] inline bool is_first_holder(List<Cell> const& cells, std::size_t c) noexcept {
+  return c == 0 || cells[c - 1].stage != cells[c].stage;
+}
+
 /// What is taken over one direction of a row edge.
 struct RowUse {
   bool used = true;

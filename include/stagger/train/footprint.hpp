@@ -151,7 +151,7 @@ template <class FootprintOf>
     };
     Footprint const& any = footprint(own_rows(0));
     IndexRange const layers = detail::layers_of(cuts, cell.stage, any.layers.size());
-    bool const owner = c == 0 || program.cells[c - 1].stage != cell.stage;
+    bool const owner = is_first_holder(program.cells, c);
     auto const kept = static_cast<std::uint64_t>(states);
     // What is updated within a step is saved before it, and may have several versions.
     std::uint64_t const early = cell.alone ? kept + cell.versions : 0;

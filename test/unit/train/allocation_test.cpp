@@ -27,11 +27,13 @@
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 
 #include "count_allocations.hpp"
 #include "engine/row_oracle.hpp"
+#include "engine/split_model.hpp"
 
 using namespace small_model;
 
@@ -156,6 +158,24 @@ auto in_waves(sg::collective::ParameterServer const& server, int worker,
 }
 
 }  // namespace
+
+TEST_CASE("train/allocation: none in a step of a worker whose groups share layers", "[train]") {
+  auto const data = split_model::batch<float>(0, 2, 8);
+  for (int const period : {1, 2}) {
+    sg::collective::ParameterServer const server({.workers = 1});
+    auto train =
+        split_model::pipeline<float>(sg::host::Threads{2}, {.counts = {4}},
+                                     sg::staleness::LocalSgd{.period = period}, server.worker(0));
+    auto const round = [&] {
+      for (int step = 0; step < period; ++step) sg::run(train.step(data));
+      sg::run(train.evaluate(data));
+    };
+    round();
+    REQUIRE(allocations_of(round) == 0);
+    for (int again = 0; again < 20; ++again) round();  // the grouping of sums is decided
+    REQUIRE(allocations_of(round) == 0);
+  }
+}
 
 TEST_CASE("train/allocation: none in a step or a stream of a worker after the first", "[train]") {
   auto const few = batch(0, 4, false);

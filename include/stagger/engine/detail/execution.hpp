@@ -103,7 +103,7 @@ struct Execution {
     if (cells.size() != next.cells.size()) cells = FixedArray<StageRun>(next.cells.size());
     std::size_t owner = 0;  // number among the owners of a stage
     for (std::size_t c = 0; c < cells.size(); ++c) {
-      owner = c > 0 && next.cells[c - 1].stage == next.cells[c].stage ? owner + 1 : 0;
+      owner = is_first_holder(next.cells, c) ? 0 : owner + 1;
       make_cell(model, next.cells[c], owner, cells[c]);
       cells[c].front = &cells[c].layers.front();
       cells[c].back = &cells[c].layers.back();
@@ -155,6 +155,15 @@ struct Execution {
     for (auto& first : storage)
       for (auto* owner = first.next.get(); owner != nullptr; owner = owner->next.get())
         for (auto& share : owner->shares) share.zero();
+  }
+
+  /// The factor that scales all gradients down to Options::clip_norm, once each rank has finished.
+  /// @param rank  that asks
+  [[nodiscard]] double gradient_scale(ModelState const& model, int rank) noexcept {
+    if (!model.options.clip_norm || model.memory != nullptr) return 1;
+    double const norm = model.gradient_norm();
+    if (rank == reporter) gradient_norm = norm;
+    return norm > *model.options.clip_norm ? *model.options.clip_norm / norm : 1;
   }
 
   /// Adds the memory of values and contexts.

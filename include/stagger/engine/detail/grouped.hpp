@@ -55,6 +55,14 @@ struct Grouped {
   std::string description;                  // which layers are shared, and how
   StalenessModel const* updates = nullptr;  // of those, if they are updated in each pass
 
+  /// Calls `visit(copy)` for the copies of a layer of the engine that further members have.
+  /// @param layer  of the first member
+  template <class Visit> void each_copy(std::size_t layer, Visit visit) const {
+    for (Whole const& whole : wholes)
+      for (int m = 1; !whole.split && whole.first == layer && m < whole.members; ++m)
+        visit(whole.of(m));
+  }
+
   /// What a value counts as that one cell takes from another.
   /// @param grouped  null: no layer is shared
   [[nodiscard]] static TrafficKind kind(Grouped const* grouped, Cell const& maker,

@@ -14,6 +14,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/core/math.hpp>
 #include <stagger/engine/detail/grouped.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
@@ -111,6 +112,14 @@ struct ModelState {
   void apply(Instruction const& in, int updates) {
     for (std::size_t const l : layers_of(in.stage))
       optimizer.update(optimizer.optimizer, parameters[l], update_step(in, updates));
+  }
+
+  /// 2-norm of all gradients whose squares were added up.
+  [[nodiscard]] double gradient_norm() const noexcept {
+    double sum = 0;  // added by parameter in layer order, so that cuts do not matter
+    for (auto const& layer : parameters)
+      for (double const square_sum : layer.square_sums()) sum += square_sum;
+    return detail::math::sqrt(sum);
   }
 
   /// Keeps something for as long as there are parameters.

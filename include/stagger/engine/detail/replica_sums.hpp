@@ -115,9 +115,8 @@ struct ReplicaSums {
     bool const whole =
         machine.model.layers_of(group).last == machine.model.layers_of(in.stage).last;
     SumRun& sums = machine.run.replica_run->sums;
-    auto const& cells = machine.run.program->cells;
-    bool const first_holder = in.cell == 0 || cells[in.cell - 1U].stage != cells[in.cell].stage;
-    if (sums.taking && sums.warmed_up && first_holder) {
+    bool const first = is_first_holder(machine.run.program->cells, in.cell);
+    if (sums.taking && sums.warmed_up && first) {
       std::size_t const at = sums.steps * sums.groups.size() + in.group;
       (in.op == Op::reduce ? sums.sum_s : sums.backward_s)[at] = end_s - start_s;
     }

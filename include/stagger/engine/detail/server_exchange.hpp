@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <span>
@@ -22,6 +23,25 @@
 #include <stagger/program/versions.hpp>
 
 namespace stagger::detail {
+
+/// Layers as the server is told of them: of the copies that members of a group have, only the
+/// first has parameters.
+/// @param states  whether the optimizer's states are exchanged too
+[[nodiscard]] [[gnu::cold]] inline FixedArray<LayerParameters> layers_told(ModelState const& model,
+                                                                           bool states) {
+  auto const& layers = model.parameters;
+  FixedArray<LayerParameters> told(layers.size());
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    List<ParameterDeclaration> declarations;
+    auto const blocks = layers[l].blocks();
+    for (std::size_t b = 0; model.counted(l) && b < (states ? blocks.size() : 1); ++b)
+      for (std::size_t i = 0; i < layers[l].count() && !blocks[b].empty(); ++i)
+        declarations.push_back(layers[l].declaration(i, blocks[b].data()));
+    told[l].adopt(std::move(declarations), static_cast<int>(l), 0);
+    told[l].release_gradients();
+  }
+  return told;
+}
 
 /// The exchange of one worker. Its link is open from the beginning of a stream to its end; for
 /// steps, until one fails.
@@ -40,6 +60,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
       CellLayers& cell = cells_[c];
       cell.first = machine.first_layers()[program_->cells[c].stage];
       cell.count = machine.first_layers()[program_->cells[c].stage + 1] - cell.first;
+      if (!is_first_holder(program_->cells, c)) cell.count = 0;
       for (std::size_t l = 0; l < cell.count; ++l) cell_of_[cell.first + l] = c;
     }
   }
@@ -53,7 +74,9 @@ class ServerExchange : public Exchange, protected ParameterListener {
   /// @param kept    keeps what the staleness model and the optimizer point into
   /// @throws Error  mismatch for a worker that differs from the others
   [[gnu::cold]] void join(std::shared_ptr<void const> const& kept) {
-    auto const& layers = exchanged();
+    bool const copies = machine_.model.grouped != nullptr && packed_.size() == 0;
+    auto const told = copies ? layers_told(machine_.model, false) : FixedArray<LayerParameters>();
+    auto const& layers = copies ? told : exchanged();
     WorkerRules rules{staleness_.push_minibatches,
                       staleness_.pushes,
                       staleness_.adds,
@@ -62,6 +85,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
                       kept};
     rules.late = staleness_.late;
     rules.late_policy = staleness_.policy;
+    if (machine_.model.grouped != nullptr) rules.shared = machine_.model.grouped->description;
     link_->join({layers.data(), layers.size()}, rules, *this);
     joined_ = true;
   }
@@ -79,7 +103,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   static constexpr int looked_at = 256;  // minibatches for which a staleness model is checked
   struct CellLayers {
     std::size_t first = 0;
-    std::size_t count = 0;     // 0 if another process runs the stage
+    std::size_t count = 0;     // 0 if another rank or process exchanges the stage
     std::uint32_t others = 0;  // pushes of each other worker, at least, in the weights that it has
     std::uint32_t seen = 0;    // likewise, in the weights that the step sees
     std::atomic<std::size_t> missing{0};  // layers that it asked for last and that have not arrived
@@ -125,6 +149,20 @@ class ServerExchange : public Exchange, protected ParameterListener {
     return packed_.size() != 0 ? packed_ : machine_.parameters();
   }
   /// Called when the values of a layer from the server are in `exchanged()`.
+  void take_up(std::size_t l) {
+    received(l);
+    if (machine_.model.grouped == nullptr) return;
+    auto const from = machine_.parameters()[l].blocks();
+    std::size_t const shared = packed_.size() != 0 ? from.size() : 1;  // without states
+    machine_.model.grouped->each_copy(l, [&](std::size_t copy) {
+      auto const to = machine_.parameters()[copy].blocks();
+      for (std::size_t b = 0; b < shared; ++b)
+        if (!from[b].empty()) std::memcpy(to[b].data(), from[b].data(), from[b].size());
+      machine_.traffic.add(program_->cells[cell_of_[l]].rank, TrafficKind::parameters,
+                           {1, exchanged()[l].bytes_of_values()});
+    });
+  }
+  /// Moves them to the layer's own memory, if they were packed.
   virtual void received(std::size_t /*layer*/) {}
 
   [[nodiscard]] LayerParameters& layer(CellLayers const& cell, std::size_t l) const {
@@ -185,7 +223,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
                          {1, link_->carried_bytes(exchanged()[l], part)});
   }
   void count(std::size_t l, TrafficKind kind) {
-    count(l, kind, {0, exchanged()[l].bytes_of_values()});
+    count(l, kind, {0, machine_.model.counted(l) ? exchanged()[l].bytes_of_values() : 0});
   }
 
   std::shared_ptr<ParameterLink> link_;
@@ -240,7 +278,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
       for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
         link_->read(l, exchanged()[l].values().data());
         count(l, TrafficKind::pulls);
-        received(l);
+        take_up(l);
       }
   }
 

@@ -70,7 +70,7 @@ class StepExchange : public ServerExchange {
       VersionTag const tag = link_->take(l, needed(), exchanged()[l].values().data());
       cell.others = std::min(cell.others, tag.others);
       count(l, TrafficKind::pulls);
-      received(l);
+      take_up(l);
     }
   }
 
@@ -120,7 +120,10 @@ class LocalExchange final : public StepExchange {
   /// @throws Error  as for StepExchange
   [[gnu::cold]] LocalExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                               StalenessModel const& staleness)
-      : StepExchange(std::move(link), machine, staleness, packed_of(machine, staleness)) {}
+      : StepExchange(std::move(link), machine, staleness,
+                     staleness.pushes == staleness::Pushes::weights_and_state
+                         ? layers_told(machine.model, true)
+                         : FixedArray<LayerParameters>()) {}
   ~LocalExchange() override { leave(); }
 
   bool execute(Machine&, Instruction const& in) override {
@@ -129,11 +132,11 @@ class LocalExchange final : public StepExchange {
     if (in.op == Op::pull) {
       if (meets) pull(cell);
     } else if (meets) {
-      update(cell);
+      update(in);
       for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
       push(cell, [this](std::size_t l) { return exchanged()[l].values().data(); });
     } else {
-      if (machine_.commit()) update(cell);  // from here on nothing can fail
+      if (machine_.commit()) update(in);  // from here on nothing can fail
       tell(in.cell, 1);
     }
     return meets;
@@ -146,36 +149,31 @@ class LocalExchange final : public StepExchange {
   }
 
  private:
-  void update(CellLayers const& cell) {
-    for (std::size_t l = 0; l < cell.count; ++l)
-      machine_.model.optimizer.update(machine_.optimizer(), layer(cell, l),
-                                      {1, machine_.steps() + 1});
+  /// Takes the optimizer's step for a cell's layers and, since what comes back from the server is
+  /// written there, for their copies.
+  void update(Instruction const& in) {
+    CellLayers const& cell = cells_[in.cell];
+    ModelState& model = machine_.model;
+    UpdateStep const step{machine_.run.gradient_scale(model, program_->cells[in.cell].rank),
+                          machine_.steps() + 1};
+    auto const update = [&](std::size_t l) {
+      model.optimizer.update(machine_.optimizer(), machine_.parameters()[l], step);
+    };
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+      if (!model.counted(l)) continue;
+      update(l);
+      if (model.grouped != nullptr) model.grouped->each_copy(l, update);
+    }
   }
 
-  /// Weights and states of each layer packed for one message; empty if only weights are exchanged.
-  [[gnu::cold]] static FixedArray<LayerParameters> packed_of(Machine& machine,
-                                                             StalenessModel const& model) {
-    if (model.pushes != staleness::Pushes::weights_and_state) return {};
-    auto const& layers = machine.parameters();
-    FixedArray<LayerParameters> packed(layers.size());
-    for (std::size_t l = 0; l < layers.size(); ++l) {
-      List<ParameterDeclaration> declarations;
-      for (auto const& block : layers[l].blocks())
-        for (std::size_t i = 0; i < layers[l].count() && !block.empty(); ++i)
-          declarations.push_back(layers[l].declaration(i, block.data()));
-      packed[l].adopt(std::move(declarations), static_cast<int>(l), 0);
-      packed[l].release_gradients();
-    }
-    return packed;
-  }
   void pack(std::size_t l) {
-    if (packed_.size() == 0) return;
+    if (packed_.size() == 0 || !machine_.model.counted(l)) return;
     std::byte* to = packed_[l].values().data();
     for (auto const& block : machine_.parameters()[l].blocks())
       if (!block.empty()) to = std::copy(block.begin(), block.end(), to);
   }
   void received(std::size_t l) override {
-    if (packed_.size() == 0) return;
+    if (packed_.size() == 0 || !machine_.model.counted(l)) return;
     std::byte const* from = packed_[l].values().data();
     for (auto const& block : machine_.parameters()[l].blocks()) {
       if (!block.empty()) std::memcpy(block.data(), from, block.size());

@@ -26,7 +26,7 @@ class GradientCheck {
     auto const& groups = state.program.groups;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       Holder& own = cells_[c];
-      own.first = c == 0 || cells[c - 1].stage != cells[c].stage ? c : cells_[c - 1].first;
+      own.first = is_first_holder(cells, c) ? c : cells_[c - 1].first;
       for (std::size_t d = own.first; d <= c; ++d) cells_[d].end = c + 1;
       for (std::size_t g = groups.size(); g-- > 0;)
         if (groups[g].stage == cells[c].stage) own.group = g, ++own.groups;

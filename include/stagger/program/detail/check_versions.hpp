@@ -132,9 +132,10 @@ class VersionCheck {
     if (state_.program.cells[c].alone != (state_.program.flushes && alone(c)))
       state_.refuse({"says of its weights that they are updated at another time than they are"});
     if (!alone(c)) {
-      bool const exchanges = state_.program.training && state_.program.exchanges();
-      if (!exchanged_.empty() && (exchanged_[c] == pulled) != exchanges)
-        state_.refuse({"does not end with a push and a pull of each stage"});
+      bool const exchanges = state_.program.training && state_.program.exchanges() &&
+                             is_first_holder(state_.program.cells, c);
+      if (!exchanged_.empty() && (exchanges ? exchanged_[c] != pulled : exchanged_[c] >= pushed))
+        state_.refuse({"does not end with one push and one pull of each stage"});
       return;
     }
     Weights const& own = cells_[c];

@@ -89,11 +89,11 @@ class UpdateWriter {
     rank.code.push_back(pull);
   }
 
-  /// Adds a push and a pull after the update of a step.
+  /// Adds a push and a pull after the update of a step, for each stage whose first holder it is.
   [[gnu::cold]] void add_exchange(RankProgram& rank, int self) {
     for (Op const op : {Op::push, Op::pull})
       for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
-        if (flow_.cells[c].rank != self) continue;
+        if (flow_.cells[c].rank != self || !is_first_holder(flow_.cells, c)) continue;
         Instruction in;
         in.op = op;
         in.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
