@@ -15,6 +15,7 @@
 
 #include "catch.hpp"
 #include "vgg/images.hpp"
+#include "vgg/small.hpp"
 
 namespace sg = stagger;
 namespace split_brain = vgg::split_brain;
@@ -210,4 +211,28 @@ TEST_CASE(
   CHECK(each.after < 0.8 * each.before);
   CHECK(fourth.after == Approx(each.after).epsilon(0.05));
   CHECK(each.pushed == 4 * fourth.pushed);
+}
+
+TEST_CASE("vgg/SplitBrain: a small network learns alike in groups of 1, 2 and 4 on threads",
+          "[vgg]") {
+  // benchmark/slow_links.cpp measures its throughput over slow links.
+  constexpr int ranks = 4;
+  vgg::small::Textures const textures(1);
+  std::array<std::vector<double>, 3> losses;
+  for (std::size_t k = 0; k < losses.size(); ++k) {
+    int const members = 1 << k;
+    auto train = sg::Pipeline{vgg::small::make_model(1, [](auto layer) { return layer; })}.with(
+        sg::partition::LayerSplit{.group = members}, sg::optimizer::Sgd{.rate = 0.02},
+        sg::loss::CrossEntropy<float>{}, sg::host::Threads{ranks},
+        sg::Options{.replicas = {ranks}});
+    for (int step = 0; step < 30; ++step)
+      losses[k].push_back(
+          sg::run(train.step(textures.draw(1, step, {16 * ranks, std::size_t{1} << k}))).loss);
+    CAPTURE(members, losses[k].front(), losses[k].back());
+    CHECK(losses[k].back() < 0.6 * losses[k].front());
+    for (std::size_t step = 0; step < losses[k].size(); ++step)
+      CHECK(losses[k][step] == Approx(losses[0][step]).epsilon(1e-5));
+    // Unless they are replicas alone, they share both large dense layers.
+    CHECK((train.traffic().of(sg::TrafficKind::shared_activations).messages != 0) == (k != 0));
+  }
 }
