@@ -21,6 +21,7 @@
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/interleaved.hpp>
+#include <stagger/schedule/looped_bfs.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/sim/virtual_clock.hpp>
@@ -300,6 +301,8 @@ inline std::vector<Case> wide() {
   add(made(Interleaved{}), {2, 3, 5}, {4, 2});
   add(made(Chimera{}), {3}, {2, 2});
   add(made(Chimera{}), {1}, {2, 2});
+  // All values between two stages of one position wait at once, and no other rank takes them.
+  cases.push_back({.pattern = 10, .microbatches = 8, .schedule = made(LoopedBfs{}), .cuts = {4}});
   return cases;
 }
 

@@ -75,6 +75,10 @@ struct SlotPlan {
                           counts.minimum[count]);
       else if (!e.by_rows)
         wanted = most_alive(flow.made(e), use.end, length);
+      else if (flow.cells[e.sender].position == flow.cells[c].position)
+        // Here a rank may be the only one that takes its values, and no signal keeps it from
+        // overwriting them. So there is a slot for each that is made before it is taken.
+        wanted = std::max(wanted, most_alive(flow.made(e), flow.used(e), length));
       plan.of(e) = Messages(flow.made(e), flow.length_at(e.sender),
                             e.by_rows ? flow.used(e) : use.end, length, wanted);
     }
