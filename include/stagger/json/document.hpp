@@ -57,7 +57,8 @@ namespace detail {
 /// alive.
 class Field {
  public:
-  /// Reads a whole file. @param source its name in error messages
+  /// Reads a whole file.
+  /// @param  source  its name in error messages
   /// @throws Error   bad_data naming file, line, column and what stands there
   [[nodiscard]] static Field parse(std::string text, std::string source) {
     auto file = std::make_shared<File>(File{std::move(text), std::move(source), {}});
@@ -75,7 +76,8 @@ class Field {
   [[nodiscard]] Value const& value() const noexcept { return *value_; }
   [[nodiscard]] std::string const& source() const noexcept { return file_->source; }
 
-  /// Throws an error about this field. @param why the end of the sentence: "; give ..."
+  /// Throws an error about this field.
+  /// @param  why  the end of the sentence: "; give ..."
   [[noreturn, gnu::cold]] void refuse(std::string const& why) const {
     std::string shown = detail::line_of_json(*value_);
     if (shown.size() > 40) shown = shown.substr(0, 37) + "...";

@@ -14,7 +14,7 @@
 
 namespace stagger::mpi {
 
-/// MPI's message for a code that it returned.
+/// The message of MPI for an error code.
 [[nodiscard]] inline std::string error_text(int code) {
   char words[MPI_MAX_ERROR_STRING] = {};
   int length = 0;
@@ -22,7 +22,7 @@ namespace stagger::mpi {
   return std::string(words, static_cast<std::size_t>(length));
 }
 
-/// Throws when MPI refused a call. `doing` ends "of rank 3".
+/// Throws if MPI refused a call. `doing` names the process, as in "rank 3".
 /// @throws Error  Errc::mismatch for a message longer than its buffer, else Errc::io
 inline void check(int code, char const* call, std::string const& doing) {
   if (code == MPI_SUCCESS) return;

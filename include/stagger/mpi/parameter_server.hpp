@@ -30,7 +30,7 @@
 
 namespace stagger::mpi {
 
-/// What a server over processes is made for; the same in all of them.
+/// The options of a server over processes; the same in all of them.
 struct ServerOptions {
   int workers = 1;                ///< as in collective::ServerOptions
   std::vector<double> weights{};  ///< likewise
@@ -38,15 +38,17 @@ struct ServerOptions {
   /// [layers] the process that keeps each, as placement::Local{}.layer_nodes() answers. Empty: one
   /// after the other, as placement::RoundRobin over all processes.
   std::vector<int> layer_processes{};
-  MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages
-  double deadline_s = 60;               ///< > 0: a process that is silent for so long is given up
+  MPI_Comm processes = MPI_COMM_WORLD;  ///< only queried, never used for messages
+  double deadline_s = 60;               ///< > 0: a process that is silent for so long counts as
+                                        ///< failed
   double join_deadline_s = 60;  ///< > 0: for all processes to make the server, and workers to join
 };
 
-/// Each process keeps some layers, and may run workers. All processes make it together; MPI runs
-/// with MPI_THREAD_MULTIPLE as long as it and its workers live, since a thread of each process
-/// answers, whatever else the process does. Processes without a worker call `serve`, and so do the
-/// others when theirs have gone, before they let the server go.
+/// A parameter server of which each process keeps some layers and may run workers. All processes
+/// make it together. MPI must run with MPI_THREAD_MULTIPLE as long as the server and its workers
+/// exist, since a thread of each process answers requests, whatever else the process does. Every
+/// process calls `serve` before it destroys the server: at once if it has no workers, otherwise
+/// when its workers are destroyed.
 ///
 /// @code
 ///     mpi::Session const session(mpi::Threads::multiple);
@@ -59,12 +61,12 @@ struct ServerOptions {
 /// @endcode
 class ParameterServer {
  public:
-  /// @param optimizer  with which the server takes steps, where workers push gradients: the same as
-  ///                   theirs
-  /// @param model      likewise their staleness model, where the server chooses late layers by it
-  /// @throws Error  bad_configuration for options that cannot be, or an MPI that other threads may
-  ///                not call; mismatch where other processes have other options; deadline for
-  ///                processes that do not come
+  /// @param optimizer  with which the server takes steps if workers push gradients; the same as
+  /// theirs
+  /// @param model      the workers' staleness model, if the server chooses late layers by it
+  /// @throws Error  bad_configuration for options that are out of range, or an MPI that other
+  /// threads may not call; mismatch if other processes have other options; deadline for processes
+  /// that do not arrive
   template <OptimizerPolicy O = optimizer::Sgd, StalenessPolicy S = staleness::Synchronous>
   explicit ParameterServer(ServerOptions const& options, O const& optimizer = {},
                            S const& model = {})
@@ -83,8 +85,8 @@ class ParameterServer {
     return collective::ServerWorker(std::make_shared<detail::ShardedLink>(parts_, number));
   }
 
-  /// As collective::ParameterServer::log and missed, of a layer that this process keeps.
-  /// @throws Error  likewise, and for one that another process keeps, naming that
+  /// As collective::ParameterServer::log and missed, for a layer that this process keeps.
+  /// @throws Error likewise, and for a layer that another process keeps, naming that process
   [[nodiscard]] std::vector<collective::ServerEvent> log(std::size_t layer) const {
     require_here(layer);
     return collective::detail::log_of(*parts_->server, layer);
@@ -94,10 +96,10 @@ class ParameterServer {
     return collective::detail::missed_of(*parts_->server, worker, layer);
   }
 
-  /// Keeps this process's layers until each worker has joined and left. A worker leaves when its
-  /// trainer goes, or when nothing is heard of its process any more.
-  /// @throws Error  deadline for a worker that does not join; bad_configuration where one of this
-  ///                process has not left
+  /// Keeps this process's layers available until each worker has joined and left. A worker leaves
+  /// when its trainer is destroyed, or when its process counts as failed.
+  /// @throws Error deadline for a worker that does not join; bad_configuration if a worker of this
+  ///         process has not left
   void serve() const {
     if (parts_->here.load() != 0)
       raise(Errc::bad_configuration,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Back end: the ranks of one pipeline in several processes, over an existing MPI.
+/// @file   The device that runs the ranks of one pipeline in several processes, over an existing
+///         MPI.
 
 #include <stagger/core/requirements.hpp>
 
@@ -34,12 +35,13 @@
 
 namespace stagger::mpi {
 
-/// The ranks of this process, and what all processes agree on before steps and between them.
+/// Runs the ranks of this process, and makes the agreements of all processes before and between
+/// steps.
 class ProcessesBackend {
  public:
   /// Connects with the other processes.
-  /// @throws Error  mismatch where they have another pipeline, naming the first difference;
-  ///                deadline for processes that do not come
+  /// @throws Error mismatch if they have another pipeline, naming the first difference; deadline
+  ///         for processes that do not arrive
   template <class Device>
   ProcessesBackend(Device const& device, stagger::detail::Machine& machine, int places)
       : codec_{machine, device.ports, device.port_count},
@@ -63,18 +65,18 @@ class ProcessesBackend {
   ProcessesBackend(ProcessesBackend const&) = delete;
   ProcessesBackend& operator=(ProcessesBackend const&) = delete;
 
-  /// Opens the round of a step that this process was asked for, or of the preparation of one.
-  /// @param number  of the round: each process counts what it is asked for, also if that fails
+  /// Opens the round of a requested step, or of the preparation of one.
+  /// @param number  of the round: each process counts the requests, including those that fail
   void open(std::uint32_t number, bool prepares = false) noexcept {
     prepares_ = prepares;
     steps_.open(number);
   }
-  /// The round cannot begin here: tells the others, which wait for this process or will.
+  /// Called if the round cannot begin here: tells the others, which would wait for this process.
   void give_up(std::exception_ptr const& why) noexcept {
     must_load_ = true;
     if (!steps_.round().told()) steps_.round().tell(why);
   }
-  /// After a failure all processes load their program once more.
+  /// Whether all processes must load their program again, as after a failure.
   [[nodiscard]] bool must_load() const noexcept { return must_load_; }
 
   /// Prepares for a program that the machine has loaded, together with the other processes.
@@ -82,7 +84,7 @@ class ProcessesBackend {
   void load(std::vector<int> const& process_of) {
     auto const& program = machine_.program();
     detail::Placement wanted(process_of, channels_.size(), channels_.rank());
-    // After a step that failed the others answer soon, or not at all.
+    // The deadline is shorter after a failed step, since the others then answer soon or not at all.
     bool const again = must_load_ && !placement_.empty();
     double const join_deadline_s =
         again ? std::min(join_deadline_s_, machine_.options().deadline_s) : join_deadline_s_;
@@ -114,15 +116,14 @@ class ProcessesBackend {
   /// Ends the step with an error, unless this process has voted not to. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { steps_.fail(std::move(failure)); }
 
-  /// Brings values and optimizer state of every layer from the process that updates it. All
+  /// Sends the values and the optimizer state of every layer from the process that updates it. All
   /// processes call it.
-  /// @param to  the process that gets them; -1: every process. Where optimizer state is shared out,
-  ///            every process does
+  /// @param to  the process that receives them; -1, or with sharded optimizer state: every process
   void gather_parameters(int to) {
     if (!machine_.shards()) return owners_.gather(world_, codec_, to);
     if (!placement_.empty()) detail::gather(world_, codec_, placement_);  // else as initialised
   }
-  /// Shows them in one process, one after the other. All processes call it.
+  /// Shows all parameters in one process, one after the other. All processes call it.
   bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {
     return owners_.visit(world_, codec_, placement_, to, visit);
   }
@@ -134,7 +135,7 @@ class ProcessesBackend {
   detail::MessageCodec codec_;
   stagger::detail::Machine& machine_;
   double join_deadline_s_;
-  detail::Exchange world_;     // for what is agreed on outside of steps
+  detail::Exchange world_;     // for agreements outside of steps
   detail::Channels channels_;  // for steps
   detail::LibrarySums sums_{};
   detail::SentCounts sent_;
@@ -146,12 +147,12 @@ class ProcessesBackend {
   bool must_load_ = true;
 };
 
-/// Device policy: the ranks are spread over the processes that mpirun or Slurm started, each of
-/// which runs its own on the thread that takes the step.
+/// Device policy: the ranks are distributed over the processes that mpirun or Slurm has started.
+/// Each process runs its ranks on the thread that takes the step.
 ///
 /// Every process makes the same pipeline and takes the same steps with the same batches. A step
-/// that one process cannot begin, or that they begin differently, fails in all of them, and all can
-/// take the next one. A process keeps the parameters of its own stages up to date; see
+/// that one process cannot begin, or that processes begin differently, fails in all of them; all
+/// can then take the next one. A process keeps the parameters of its own stages up to date; see
 /// Trainer::gather_parameters. Values that go from stage to stage are Portable. MPI is running
 /// while the pipeline lives: see Session.
 ///
@@ -177,9 +178,9 @@ struct Processes {
   MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages
   double join_deadline_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
 
-  /// How many places a placement policy may spread the ranks over: processes. In order, process p
-  /// of P runs the ranks from p N / P on.
-  /// @throws Error  bad_configuration where MPI is not running
+  /// How many places a placement policy may spread the ranks over: the processes. By default
+  /// process p of P runs the ranks from p N / P on.
+  /// @throws Error bad_configuration if MPI is not running
   [[nodiscard]] int places() const {
     require_callable();
     int size = 0;

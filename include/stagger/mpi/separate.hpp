@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What STAGGER_SEPARATE_COMPILATION_MPI leaves out, once for a program: ranks in several
-/// processes. Beside stagger/separate.hpp, in the same way.
+/// @file   The definitions that STAGGER_SEPARATE_COMPILATION_MPI leaves out: ranks in several
+///         processes. Include it in one source file of a program, like stagger/separate.hpp.
 
 #include <stagger/engine/make_session.hpp>
 #include <stagger/mpi/processes.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   MPI from start to end: initialised once, by the program or by this, and finalised by the
-///         one that initialised it.
+/// @file   The lifetime of MPI: it is initialised once, by the program or by a Session, and
+///         finalised by the one that initialised it.
 
 #include <atomic>
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace stagger::mpi {
 
-/// Which threads may call MPI; the names and the order of the standard.
+/// The threads that may call MPI, with the names and the order of the standard.
 enum class Threads : std::uint8_t {
   single,      ///< the process has one thread
   funneled,    ///< only the thread that initialised MPI
@@ -41,7 +41,7 @@ namespace detail {
   return Threads::single;
 }
 
-/// Whether this process has seen an error between processes: then a peer may never come to
+/// Whether this process has seen an error between processes, after which a peer may never reach
 /// MPI_Finalize.
 inline std::atomic<bool> peers_may_be_lost{false};
 
@@ -72,19 +72,20 @@ inline void require_callable() {
           "MPI_THREAD_SERIALIZED");
 }
 
-/// MPI for as long as this lives.
+/// Keeps MPI running for as long as this object exists.
 ///
-/// Where the program has initialised MPI already, nothing is initialised or finalised here; the
-/// level of threads is checked. Keep one, in main.
+/// If the program has initialised MPI already, nothing is initialised or finalised here; only the
+/// thread level is checked. Keep one Session, in main.
 ///
 /// At its end all processes wait for each other at a barrier. After an error between ranks a peer
-/// may be dead, and MPI_Finalize would wait for it for ever: a process that saw an error waits for
-/// `farewell_s`, and leaves MPI unfinalised where not all have come by then. mpirun reports such a
-/// process and ends the job. One that saw no error waits as long as MPI_Finalize would.
+/// may be dead, and MPI_Finalize would wait for it for ever. So a process that has seen an error
+/// waits for `farewell_s`, and does not finalise MPI if not all have arrived by then; mpirun
+/// reports such a process and ends the job. A process without an error waits as long as
+/// MPI_Finalize would.
 class Session {
  public:
   /// @param  farewell_s  seconds to wait for the others at the end, after an error
-  /// @throws Error  Errc::bad_configuration when MPI offers less than `wanted`, or was finalised
+  /// @throws Error  Errc::bad_configuration if MPI offers less than `wanted`, or has been finalised
   explicit Session(Threads wanted = Threads::serialized, double farewell_s = 2)
       : farewell_s_(farewell_s) {
     int started = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   One step in all processes: what each compares with the others before it uses what they
-///         send, how all come to load a program together, and how one tells why it ends a step.
+/// @file   A step that all processes take together: the comparisons before messages are used, the
+///         common loading of a program, and the reports of failures.
 
 #include <algorithm>
 #include <chrono>
@@ -24,7 +24,7 @@
 
 namespace stagger::mpi::detail {
 
-/// @throws Error  mismatch where a process takes another step than this one
+/// @throws Error mismatch if another process takes another step than this one
 inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer, int here) {
   bool const differs = theirs.uses != 0 && own.uses != 0 && theirs.uses != own.uses;
   if (theirs.steps == own.steps && !differs) return;
@@ -44,7 +44,7 @@ inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer
         "all processes");
 }
 
-/// What a program does, for a message.
+/// What a program does, for error messages.
 [[nodiscard]] inline std::string asked(Program const& program) {
   return text(program.training ? "a training" : "a forward-only", " step of ",
               counted(program.microbatches, "microbatch"));
@@ -58,7 +58,7 @@ inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer
         " for something else; ask for the same in all processes");
 }
 
-/// Tells all other processes what ended a step here, or kept it from beginning. They may be gone.
+/// Tells all other processes why a step ended here, or could not begin. They may be gone.
 inline void tell_failure(Channels& channels, Stamp const& stamp,
                          std::exception_ptr const& failure) noexcept {
   peers_may_be_lost = true;
@@ -69,7 +69,7 @@ inline void tell_failure(Channels& channels, Stamp const& stamp,
     message->payload.add(told.message.data(), told.message.size());
     channels.post_to_all(std::move(message), stamp, notice_of_failure);
     channels.flush(0.2);
-  } catch (...) {  // the others come to their deadline
+  } catch (...) {  // the others will reach their deadline
   }
 }
 /// The error that another process reported, for the caller here.
@@ -78,21 +78,21 @@ inline void tell_failure(Channels& channels, Stamp const& stamp,
   auto const code = static_cast<Errc>(in.take<std::uint32_t>());
   std::string message(in.left(), ' ');
   in.take(message.data(), message.size());
-  if (code == Errc::deadline || code == Errc::mismatch) return {code, message};  // as of all
+  if (code == Errc::deadline || code == Errc::mismatch) return {code, message};  // as in all
   bool const began = (envelope.epoch & 1U) != 0;
   return {
       Errc::peer_failed,
       text("process ", peer, began ? " ended the step: " : " could not begin the step: ", message)};
 }
 
-/// What all processes do together at the moment, a step or the preparation of one, as messages name
-/// it; and whether the others know why this process does not do it.
+/// The step, or the preparation of one, that all processes are taking together: its stamp for
+/// messages, and whether the others know why this process has stopped.
 class Round {
  public:
   Round(stagger::detail::Machine const& machine, Channels& channels)
       : machine_(machine), channels_(channels) {}
 
-  /// @param number  as every process counts it
+  /// @param number  of the round, counted by every process alike
   void open(std::uint32_t number) noexcept {
     stamp_.epoch = 2 * number;
     told_ = false;
@@ -111,7 +111,7 @@ class Round {
     told_ = true;
     tell_failure(channels_, stamp_, failure);
   }
-  /// Another process says why it stopped; it tells all processes.
+  /// Receives the reason why another process stopped, which it has sent to all processes.
   [[nodiscard]] std::exception_ptr take_failure(int peer, Envelope const& envelope,
                                                 ByteReader& in) {
     told_ = true;
@@ -119,7 +119,7 @@ class Round {
   }
 
  private:
-  /// @param wants  of a step that updates nothing
+  /// @param wants  of a step without an update: see Stamp::uses
   void stamp(std::uint32_t epoch, std::uint64_t wants) noexcept {
     bool const training = machine_.program().training;
     stamp_ = {epoch, machine_.steps(), training ? machine_.optimizer_digest() : wants};
@@ -144,7 +144,8 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
   return all.value();
 }
 
-/// What must be equal of a program: what every rank does, and where it runs.
+/// The facts of a program that must be equal in all processes: what every rank does, and where it
+/// runs.
 [[nodiscard]] inline std::vector<collective::Fact> facts_of(Program const& program,
                                                             Placement const& placement) {
   std::vector<collective::Fact> facts;
@@ -162,12 +163,12 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
   return facts;
 }
 
-/// Where all processes wait for each other before they load a program.
+/// The meeting of all processes before they load a program.
 class LoadAgreement {
  public:
-  /// @param prepares  whether no step follows
-  /// @throws Error  what a process could not begin the round for; mismatch with one that loads
-  ///                another program or none; deadline for one that does not come
+  /// @param prepares  whether the program is only prepared, and no step follows
+  /// @throws Error  the reason why a process could not begin the round; mismatch with a process
+  /// that loads another program or none; deadline for one that does not arrive
   void reach(Exchange& world, Channels& channels, Round& round, Program const& program,
              Placement const& placement, bool prepares, double seconds) {
     if (channels.size() == 1) return;
@@ -205,7 +206,7 @@ class LoadAgreement {
               " s; see whether it lives, and ask for the same in all processes");
       if (!moved) waiting.pause();
     }
-    if (!same) agree(world, facts, seconds);  // which says what differs
+    if (!same) agree(world, facts, seconds);  // throws an error that names the difference
   }
 
  private:

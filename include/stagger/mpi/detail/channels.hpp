@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Messages between processes that arrive in the order in which they were sent, without a
-///         call that asks for them.
+/// @file   Messages between processes, which arrive in the order in which they were sent and need
+///         no matching call of the receiver.
 
 #include <mpi.h>
 
@@ -21,7 +21,7 @@
 
 namespace stagger::mpi::detail {
 
-/// What a message says of the step that it belongs to, and what must be equal in all processes.
+/// The step to which a message belongs, and facts about it that must be equal in all processes.
 struct Stamp {
   std::uint32_t epoch = 0;
   std::int64_t steps = 0;  // optimizer steps taken before
@@ -29,7 +29,7 @@ struct Stamp {
                            // losses are wanted (1) or outputs (2); 0: not known
 };
 
-/// What precedes a payload.
+/// The header of a message, in front of its payload.
 struct Envelope {
   std::uint32_t epoch = 0;
   std::uint32_t what = 0;
@@ -49,13 +49,13 @@ enum Notice : std::uint32_t {
   notice_of_agreement  ///< the process knows that all ranks have finished, or has all updated values
 };
 
-/// Memory that a payload arrived in.
+/// Memory for a payload that is received.
 struct Payload {
   std::unique_ptr<std::byte[]> bytes{};
   std::size_t capacity = 0;
 };
 
-/// A message on its way to one process or to several.
+/// A message in transit to one or several processes.
 struct Outgoing {
   Envelope envelope{};
   ByteWriter payload{};
@@ -63,9 +63,9 @@ struct Outgoing {
   std::size_t pool = 0;
 };
 
-/// The messages that one process sends, until they have left. Their memory is kept for later
-/// messages of the same pool; those of a pool are of one size, and are made before they are needed,
-/// so a steady state allocates nothing, however late a message leaves.
+/// The messages that one process sends, until MPI has sent them. Their memory is reused for later
+/// messages of the same pool. Messages of a pool have the same size and are made before they are
+/// needed, so in the steady state nothing is allocated, however late a message is sent.
 class Outbox {
  public:
   /// @param  piece  most bytes that MPI is given at a time
@@ -76,7 +76,7 @@ class Outbox {
   }
   Outbox(Outbox const&) = delete;
   Outbox& operator=(Outbox const&) = delete;
-  /// Never waits for a peer. What MPI may still read then belongs to it for good.
+  /// Never waits for a peer. Memory that MPI may still read is never freed.
   ~Outbox() {
     bool const alive = running();
     if (alive) reap();
@@ -88,18 +88,18 @@ class Outbox {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
 
-  /// Makes messages for pools 1, 2, ...; pool 0 is for what is sent now and then.
-  /// @param  counts  of messages that are on their way at a time, by pool; others are made when
-  ///                 they are asked for
+  /// Makes messages for pools 1, 2, ...; pool 0 is for occasional messages.
+  /// @param counts  [pools] messages that are in transit at a time; further ones are made when they
+  ///                are needed
   void provide(std::vector<std::size_t> const& counts) {
     reap();
     pools_.resize(std::max(pools_.size(), counts.size() + 1));
     for (std::size_t pool = 1; pool <= counts.size(); ++pool) fill(pool, counts[pool - 1]);
     hold_all();
   }
-  /// Makes messages for one pool, of which more are made only where `blank` is called without
-  /// `has_spare`.
-  /// @param bytes  of the payload, for which each has room from now on
+  /// Makes messages for one pool. More are made only if `blank` is called while has_spare() is
+  /// false.
+  /// @param bytes  of the payload, for which each has memory from now on
   void provide(std::size_t pool, std::size_t count, std::size_t bytes) {
     pools_.resize(std::max(pools_.size(), pool + 1));
     Pool& own = pools_[pool];
@@ -109,7 +109,7 @@ class Outbox {
     fill(pool, count);
     hold_all();
   }
-  /// Whether `blank` will make no other one.
+  /// Whether `blank` finds a message that is already made.
   [[nodiscard]] bool has_spare(std::size_t pool) noexcept {
     if (pools_[pool].spare.empty()) reap();
     return !pools_[pool].spare.empty();
@@ -147,10 +147,10 @@ class Outbox {
     post(std::move(message), stamp, what, others_.data(), others_.size());
   }
 
-  /// All that was ever posted.
+  /// The number and the bytes of all messages that were posted.
   [[nodiscard]] TrafficCount const& posted() const noexcept { return posted_; }
 
-  /// Waits, at most so long, until what was posted has left.
+  /// Waits, for at most so long, until all posted messages have been sent.
   void flush(double seconds) {
     auto const start = std::chrono::steady_clock::now();
     for (reap(); !under_way_.empty(); reap()) {
@@ -191,7 +191,7 @@ class Outbox {
     own.spare.reserve(count);
     while (own.spare.size() < count) own.spare.push_back(made(pool));
   }
-  /// Makes room for all messages there are to be under way at a time.
+  /// Makes room in the list of messages in transit for all messages of all pools.
   void hold_all() {
     std::size_t all = under_way_.size();
     for (Pool const& pool : pools_) all += pool.spare.size();
@@ -228,14 +228,14 @@ class Outbox {
   TrafficCount posted_{};
 };
 
-/// All messages of the steps of one process.
+/// All messages that one process sends and receives in steps.
 ///
-/// Messages belong to rounds: each call that all processes make together is one, and each process
-/// counts them. A round has two epochs, 2 r in which it is prepared and 2 r + 1 in which it runs.
-/// What belongs to a later epoch than the one at hand stays where it is until that has begun.
+/// Messages belong to rounds: each call that all processes make together is a round, and each
+/// process counts them. A round r has two epochs: in 2 r it is prepared, in 2 r + 1 it runs. A
+/// message of a later epoch than the current one is kept until that epoch begins.
 ///
-/// A message is a header of fixed size, for which a receive is always posted, and a payload if
-/// there is one. The memory of a payload is kept for the next one of that process.
+/// A message is a header of fixed size, for which a receive is always posted, and perhaps a
+/// payload. The memory of a payload is reused for the next one from the same process.
 class Channels : public Outbox {
  public:
   /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN
@@ -253,7 +253,7 @@ class Channels : public Outbox {
   }
   Channels(Channels const&) = delete;
   Channels& operator=(Channels const&) = delete;
-  /// Never waits for a peer. What MPI may still write then belongs to it for good.
+  /// Never waits for a peer. Memory that MPI may still write is never freed.
   ~Channels() {
     bool const alive = running();
     for (int p = 0; alive && p < size(); ++p) {
@@ -271,8 +271,8 @@ class Channels : public Outbox {
     new FixedArray<Peer>(std::move(peers_));
   }
 
-  /// Hands over what has come in for the round of this epoch; drops what belongs to an earlier one.
-  /// What `deliver` throws loses no other message.
+  /// Delivers the messages that have arrived for this epoch, and drops those of earlier epochs. No
+  /// other message is lost if `deliver` throws.
   /// @param  deliver  (peer, envelope, ByteReader&)
   /// @return whether anything moved
   template <class Deliver> bool poll(std::uint32_t epoch, Deliver&& deliver) {
@@ -305,14 +305,14 @@ class Channels : public Outbox {
     return moved;
   }
 
-  /// The next message of a process, where it belongs to a later epoch than what was polled for.
+  /// The next message of a process if it belongs to a later epoch than this one; otherwise null.
   [[nodiscard]] Envelope const* ahead(int peer, std::uint32_t epoch) const noexcept {
     Peer const& other = peers_[peer];
     bool const waits = other.state == State::held && later(other.envelope.epoch, epoch);
     return waits ? &other.envelope : nullptr;
   }
 
-  /// While the message of a process is delivered: keeps the memory of its payload, and gives other
+  /// Called while a message is delivered: keeps the memory of its payload, and provides other
   /// memory for later ones.
   void keep_payload(int peer, Payload& memory) noexcept { std::swap(peers_[peer].payload, memory); }
   /// Gives it back, unless another payload is arriving.
@@ -326,7 +326,7 @@ class Channels : public Outbox {
     Envelope envelope{};
     State state = State::idle;
     Payload payload{};
-    std::size_t loaded = 0;  // bytes that have been asked for
+    std::size_t loaded = 0;  // bytes requested from MPI so far
     MPI_Request loading = MPI_REQUEST_NULL;
   };
 
@@ -367,7 +367,8 @@ class Channels : public Outbox {
     Peer& peer = peers_[p];
     Envelope const envelope = peer.envelope;
     ByteReader payload(peer.payload.bytes.get(), envelope.bytes);
-    start(p);  // the header of the next; its payload waits until this one is read
+    start(p);  // the header of the next message; its payload is received once this one has been
+               // read
     bool const past = later(epoch & ~1U, envelope.epoch);
     if (!past) deliver(p, envelope, payload);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether all processes know that all ranks have finished: before that none of them
-///         updates anything for good.
+/// @file   The commit of a step: no process makes a permanent update before all processes know that
+///         all ranks have finished.
 /// @source D. Skeen, "Nonblocking Commit Protocols", SIGMOD 1981: a phase between the votes and the
 ///         commit, in which a process that has fallen silent may be left out.
 
@@ -13,21 +13,22 @@
 
 namespace stagger::mpi::detail {
 
-/// One step's commit, as one process sees it.
+/// The commit of one step, as one process sees it.
 ///
-/// Each rank votes to update once it has finished. A process that knows of all votes says so,
-/// and updates when all others have said so. A process that lacks a vote has not
-/// said so; hence none updates, and it may end the step. If one process falls silent after it has
-/// voted, the others either all know of that, and may go on without it, or one does not, and says
-/// that the step ends. It says so after a deadline; those in doubt wait half as long again for it.
+/// Each rank votes to update once it has finished. A process that has received all votes announces
+/// this, and updates once all others have announced it too. As long as a process lacks a vote it
+/// has announced nothing, so no process updates, and it may still end the step. If a process falls
+/// silent after it has voted, either all others have received its vote and may go on without it, or
+/// one of them has not, and ends the step after a deadline. The others wait for half as long again
+/// to hear of that.
 ///
-/// Where each process updates a part of what others have, it does so, in a way that can be taken
-/// back, once it knows of all votes. That it has handed its part over is a further vote; so
-/// "all votes" means that the process has everything, and the update lasts when all have said
-/// so.
+/// If each process updates a part of what others have too, it does so once it has received all
+/// votes, in a way that can be undone. Handing its part over to the others is a further vote; so a
+/// process with all votes has all parts, and the update becomes permanent once all have announced
+/// that.
 class Commit {
  public:
-  /// @param hands_over  whether each process hands over what it has updated
+  /// @param hands_over  whether each process sends the part that it has updated to others
   void load(Program const& program, Placement const& placement, bool hands_over) {
     here_ = placement.here();
     bool const needed = program.training && program.flushes && !program.exchanges() &&
@@ -52,26 +53,26 @@ class Commit {
       ++missing_;
     }
   }
-  /// One more rank has voted, or process handed over. @return whether all have
+  /// Notes the vote of a rank, or that a process has handed its part over. @return whether all have
   bool voted() noexcept { return votes_ != 0 && --votes_ == 0; }
-  /// A process knows of all votes.
+  /// Notes that a process has all votes.
   void take(int process) noexcept {
     if (knows_[process]) return;
     knows_[process] = true;
     --missing_;
   }
-  /// Whether ranks may update, or what they have updated may last.
+  /// Whether ranks may update, or their updates become permanent.
   [[nodiscard]] bool made() const noexcept { return votes_ == 0 && missing_ == 0; }
-  /// Whether this process has said that it knows of all votes, and may not end the step alone.
+  /// Whether this process has announced that it has all votes, and so must not end the step alone.
   [[nodiscard]] bool in_doubt() const noexcept { return votes_ == 0 && missing_ != 0; }
-  /// In doubt, the one process that has not said so; -1 for several.
+  /// If this process has announced it: the only process that has not; -1 if there are several.
   [[nodiscard]] int last() const noexcept {
     int found = -1;
     for (std::size_t p = 0; p < knows_.size() && votes_ == 0 && missing_ == 1; ++p)
       if (!knows_[p]) found = static_cast<int>(p);
     return found;
   }
-  /// Goes on without those that are missing.
+  /// Goes on without the processes that are missing.
   void settle() noexcept { missing_ = 0; }
 
  private:

@@ -32,19 +32,19 @@ using collective::detail::Message;
 using collective::detail::MessageEnd;
 using collective::detail::MessageKind;
 
-/// One process's ends of all connections. A thread takes what has come, answers it, and sends what
-/// there is, whatever the process is busy with: so a server answers while its process computes, and
-/// a worker is told of weights while its stages wait. A wait for messages takes up no core for
-/// longer than `awake`; from then on the thread looks again after as long as it has waited, at most
-/// `longest`.
+/// One process's ends of all connections. A thread receives messages, answers them and sends
+/// others, whatever else the process does: a server answers while its process computes, and a
+/// worker is notified of weights while its stages wait. While no message arrives, the thread
+/// occupies a core for at most `awake`; from then on it sleeps between two polls for as long as it
+/// has waited so far, at most `longest`.
 ///
-/// Each connection has `window` messages, which it makes anew when a longer one is to be sent than
-/// ever before. While all of them are on their way, others wait at the end that has them, so a
-/// steady state allocates nothing, however late messages leave.
+/// Each connection has `window` messages, which are replaced when a longer one is to be sent than
+/// ever before. While all of them are in transit, further messages wait in the queue of their end.
+/// So in the steady state nothing is allocated, however late messages are sent.
 class Connections {
  public:
   /// @param processes   made by all of them together
-  /// @param deadline_s  a process that is silent for so long is given up
+  /// @param deadline_s  a process that is silent for so long counts as failed
   /// @param server      which workers of other processes join
   Connections(MPI_Comm processes, double deadline_s,
               std::shared_ptr<collective::detail::ServerInProcess> server,
@@ -69,7 +69,7 @@ class Connections {
   [[nodiscard]] int rank() const noexcept { return channels_.rank(); }
   [[nodiscard]] double deadline_s() const noexcept { return deadline_s_; }
 
-  /// A worker's connection with the server of another process. This outlives it.
+  /// Connects a worker with the server of another process. This object must outlive the connection.
   [[nodiscard]] std::unique_ptr<collective::detail::Transport> connect(int process,
                                                                        MessageEnd& end) {
     std::lock_guard const lock(mutex_);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The values that go from a stage to the next one in another process.
+/// @file   The values that are sent from a stage to the next one in another process.
 ///
-/// A signal that says "the value is there" takes the value along, into the same slot of the
-/// receiver's machine; the sender has waited for a free slot, so no one reads it. Messages between
-/// two processes must keep their order.
+/// The signal that a value is ready is sent together with the value, which goes into the same slot
+/// of the receiver's machine. The sender has waited until the slot is free, so nobody reads it.
+/// Messages between two processes must stay in order.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +25,7 @@ using stagger::detail::RowRange;
 using stagger::detail::RowSplitter;
 using stagger::detail::StageRun;
 
-/// Which signals announce a value, where it lies, and its bytes.
+/// The signals that announce a value, where it lies, and its bytes.
 class EdgeValues {
  public:
   EdgeValues(Machine& machine, PortType const* types, std::size_t count)
@@ -36,7 +36,7 @@ class EdgeValues {
     return (program().cells.size() + program().row_edges.size()) * signals_per_edge;
   }
 
-  /// What goes with a signal.
+  /// The kind and the bytes of what is sent with a signal.
   /// @param to  [ranks] whether the receiver's process runs the rank
   [[nodiscard]] TrafficKind kind(std::uint32_t signal, bool const* to) const {
     Value const value = value_of(signal);
@@ -93,8 +93,8 @@ class EdgeValues {
     return true;
   }
 
-  /// How many messages of a signal can be on their way to one process at a time, of `given` in a
-  /// step: with a value as many as there are slots for it, and one whose arrival is not known yet.
+  /// How many of the `given` messages of a signal in a step can be in transit to one process at a
+  /// time: with a value, one for each of its slots and one whose arrival is not known yet.
   [[nodiscard]] std::size_t under_way(std::uint32_t signal, std::size_t given) const {
     if (value_of(signal).type == nullptr) return given;
     bool const forward = is_forward(signal);
@@ -110,7 +110,7 @@ class EdgeValues {
     return std::min<std::size_t>(given, slots + 1U);
   }
 
-  /// Makes sure, before the first step, that all values that cross can be sent.
+  /// Checks, before the first step, that all values between processes can be sent.
   /// @param process  [ranks]
   void require_portable(int const* process) const {
     for (std::uint32_t s = 0; s < signals(); ++s) {
@@ -121,8 +121,8 @@ class EdgeValues {
     }
   }
 
-  /// How values of a type are sent.
-  /// @throws Error  bad_configuration where they cannot
+  /// The functions that send values of a type.
+  /// @throws Error bad_configuration if they cannot be sent
   [[nodiscard]] PortType const& port(SlotType const& type, char const* what = "value",
                                      int edge = -1) const {
     for (std::size_t i = 0; i < port_count_; ++i)
@@ -143,7 +143,7 @@ class EdgeValues {
     return static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;
   }
 
-  /// The slots that a signal announces a value in; none: no type.
+  /// The slots of the values that a signal announces; no type if it announces none.
   struct Value {
     SlotType const* type = nullptr;
     Places places;
@@ -152,7 +152,7 @@ class EdgeValues {
     std::size_t sender = 0;    // then its cell
     std::size_t row_edge = 0;  // and which of the program it is
   };
-  /// What the ranks of one process take of a value.
+  /// The part of a value that the ranks of one process take.
   struct Taken {
     RowRange rows;
     stagger::detail::TakenColumns columns;
@@ -180,7 +180,7 @@ class EdgeValues {
   [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const {
     return machine_.run.replica_run->cells[cell].rows[microbatch];
   }
-  /// The cell that takes a value over an edge; none unless one of these ranks has it.
+  /// The cell that takes a value over an edge, if it is on one of these ranks; otherwise none.
   [[nodiscard]] Cell const* taker_of(Value const& value, RowEdge const& edge,
                                      bool const* to) const {
     if ((value.forward ? edge.from : edge.to) != value.sender ||
@@ -189,15 +189,15 @@ class EdgeValues {
     Cell const& taker = program().cells[value.forward ? edge.to : edge.from];
     return to[taker.rank] ? &taker : nullptr;
   }
-  /// Whether it went to the same process before, over an edge to another of its ranks: an
-  /// instruction gives the signals of its edges in order.
+  /// Whether the value was already sent to the same process, over an edge to another of its ranks:
+  /// an instruction gives the signals of its edges in order.
   [[nodiscard]] bool is_there(Value const& value, bool const* to) const {
     for (std::size_t e = 0; value.by_rows && e < value.row_edge; ++e)
       if (taker_of(value, program().row_edges[e], to) != nullptr) return true;
     return false;
   }
-  /// From the first row and column to the last that ranks of the receiver's process take of a
-  /// cell's: they share the slot.
+  /// The rows and columns from the first to the last that ranks of the receiver's process take from
+  /// a cell; these ranks share the slot.
   [[nodiscard]] Taken taken_of(Value const& value, RowRange rows, std::size_t microbatch,
                                bool const* to) const {
     Taken taken{{rows.last, rows.first}, {}};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether a step of this process may still be ended by it, and what ended it.
+/// @file   The end of a step by an error: whether this process may still end it, and the error that
+///         did.
 
 #include <atomic>
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace stagger::mpi::detail {
 
-/// What a process tells the others when it ends a step.
+/// The report of a process that ends a step, for the others.
 struct FailureReport {
   Errc code = Errc::peer_failed;
   std::string message{};
@@ -33,12 +34,12 @@ struct FailureReport {
   return told;
 }
 
-/// Before its last vote to update, a process may end a step for any reason, from any thread;
-/// afterwards only the thread that runs the step does. All that is decided here happens at most
-/// once or twice in a step, and so under a lock.
+/// Before its last vote to update, a process may end a step for any reason, on any thread;
+/// afterwards only the thread that runs the step may. These decisions happen at most twice in a
+/// step, so they take a lock.
 class Ending {
  public:
-  /// Before anything can end the step.
+  /// Called before anything can end the step.
   void open() noexcept {
     std::lock_guard const lock(mutex_);
     phase_ = Phase::open;
@@ -57,14 +58,14 @@ class Ending {
     std::lock_guard const lock(mutex_);
     if (phase_ == Phase::open) end(status, std::move(failure));
   }
-  /// Ends the step whatever this process has voted, unless all have.
+  /// Ends the step even if this process has voted, unless all have.
   void break_off(stagger::detail::StepStatus& status, std::exception_ptr failure) noexcept {
     std::lock_guard const lock(mutex_);
     if (phase_ != Phase::failed) end(status, std::move(failure));
   }
 
   [[nodiscard]] bool failed() const noexcept { return stop_.load(std::memory_order_relaxed); }
-  /// What ended the step.
+  /// The error that ended the step.
   [[nodiscard]] std::exception_ptr failure() const noexcept {
     std::lock_guard const lock(mutex_);
     return failure_;

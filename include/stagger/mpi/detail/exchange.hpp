@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What processes that share a pipeline tell each other outside of steps: calls that all
-///         of them make in one order, each with a deadline.
+/// @file   The messages outside of steps between processes that share a pipeline, by calls that all
+///         of them make in the same order, each with a deadline.
 
 #include <mpi.h>
 
@@ -26,14 +26,14 @@ namespace stagger::mpi::detail {
 
 using stagger::detail::Backoff;
 
-/// In a step. Stages take milliseconds: where there are more processes than cores, a wait leaves the
-/// core to those that compute.
+/// For steps. Stages take milliseconds, so if there are more processes than cores, a waiting
+/// process should leave its core to those that compute.
 [[nodiscard]] inline Backoff between_stages(std::chrono::microseconds spin) noexcept {
   using namespace std::chrono_literals;
   return Backoff(spin, spin < 1ms ? 100us : 20ms);
 }
 
-/// How long to ask again at once. A core that another process waits for is left soon.
+/// How long to poll without a pause; short if another process waits for the core.
 [[nodiscard]] inline std::chrono::microseconds spin_time() {
   auto const launch = collective::find_launch();
   auto const cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -41,8 +41,9 @@ using stagger::detail::Backoff;
   return std::chrono::microseconds(shared ? 20 : 1000);
 }
 
-/// A program started by Slurm without its MPI plug-in runs as so many worlds of one process.
-/// @throws Error  bad_configuration where MPI sees other processes than the launcher started
+/// Detects a program that Slurm has started without its MPI plug-in, which runs as many worlds of
+/// one process each.
+/// @throws Error bad_configuration if MPI does not see the processes that the launcher has started
 inline void require_launched(MPI_Comm processes) {
   auto const launch = collective::find_launch();
   int size = 0;
@@ -55,8 +56,7 @@ inline void require_launched(MPI_Comm processes) {
 
 /// @param size    processes of the communicator
 /// @param places  ranks, or as many processes as a placement names
-/// @throws Error  bad_configuration for processes that there is no rank for, or that MPI does not
-///                see
+/// @throws Error bad_configuration for processes without a rank, or that MPI does not see
 [[nodiscard]] inline MPI_Comm callable(MPI_Comm processes, int size, int places) {
   if (places < size)
     raise(Errc::bad_configuration, "MPI started ", counted(size, "process"), " for ",
@@ -65,9 +65,9 @@ inline void require_launched(MPI_Comm processes) {
   return processes;
 }
 
-/// A communicator of MPI of its own, for the rest of the run. Every process calls it.
-/// @param  processes  looked at, and never used for messages
-/// @throws Error  Errc::deadline for processes that do not
+/// Makes a further MPI communicator, for the rest of the run. Every process calls it.
+/// @param processes  only queried, never used for messages
+/// @throws Error Errc::deadline if a process does not call it
 [[nodiscard]] inline MPI_Comm duplicate(MPI_Comm processes, double deadline_s) {
   int size = 0;
   MPI_Comm_size(processes, &size);
@@ -97,14 +97,14 @@ inline void require_launched(MPI_Comm processes) {
   return *made;
 }
 
-/// One process's end. MPI works on memory that lies here and is given up after a deadline, since
-/// nothing takes a call back that other processes have made: all later calls then fail.
+/// One process's end. MPI works on memory of this object, which is left to MPI after a deadline,
+/// since a collective call cannot be cancelled; all later calls then fail.
 ///
-/// Every call blocks, for at most so many seconds. `what` completes the sentence "process 1 waited
+/// Every call blocks for at most the given seconds. `what` completes the sentence "process 1 waited
 /// 10 s for the others to ...".
 class Exchange {
  public:
-  /// A message of `swap`, in the memory that lies here.
+  /// A message of `swap`, in the memory of this object.
   struct Message {
     int peer = 0;
     bool out = false;
@@ -124,13 +124,13 @@ class Exchange {
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] std::chrono::microseconds spin() const noexcept { return spin_; }
 
-  /// Memory for `swap`, as long as no other call is made.
+  /// Memory for `swap`, valid until the next other call.
   [[nodiscard]] std::byte* memory(std::size_t bytes) {
     if (memory_.size() < bytes) memory_.resize(bytes);
     return memory_.data();
   }
 
-  /// Process `root`'s bytes, for all.
+  /// Sends the bytes of process `root` to all.
   void broadcast(std::span<std::byte> bytes, int root, char const* what, double seconds) {
     in_pieces(bytes, rank_ == root, [&](std::byte* at, std::size_t count) {
       start("MPI_Ibcast", what, [&](MPI_Request* request) {
@@ -139,9 +139,9 @@ class Exchange {
       finish("MPI_Ibcast", what, seconds);
     });
   }
-  /// To one process, which receives as many.
+  /// Sends bytes to one process, which receives as many.
   void send(std::span<std::byte const> bytes, int peer, char const* what, double seconds) {
-    auto* const first = const_cast<std::byte*>(bytes.data());  // which is only read
+    auto* const first = const_cast<std::byte*>(bytes.data());  // only read
     in_pieces({first, bytes.size()}, true, [&](std::byte* at, std::size_t count) {
       swap(std::array{Message{peer, true, at, count}}, what, seconds);
     });
@@ -151,7 +151,7 @@ class Exchange {
       swap(std::array{Message{peer, false, at, count}}, what, seconds);
     });
   }
-  /// All these messages at once.
+  /// Sends and receives all these messages at once.
   void swap(std::span<Message const> messages, char const* what, double seconds) {
     for (bool const out : {false, true})
       for (Message const& m : messages) {
@@ -164,7 +164,8 @@ class Exchange {
       }
     finish("MPI_Testall", what, seconds);
   }
-  /// Part p of `all`, of as many equal ones as there are processes, from process p.
+  /// Gathers in every process part p of `all` from process p; there are as many equal parts as
+  /// processes.
   void all_gather(std::span<std::byte> all, char const* what, double seconds) {
     auto const part = static_cast<int>(all.size()) / size_;
     std::memcpy(memory(all.size()), all.data(), all.size());
@@ -175,7 +176,7 @@ class Exchange {
     finish("MPI_Iallgather", what, seconds);
     std::memcpy(all.data(), memory_.data(), all.size());
   }
-  /// The greatest of each number that any process has.
+  /// The maximum of each number over all processes.
   void maximum(std::span<double> numbers, char const* what, double seconds) {
     std::memcpy(memory(numbers.size_bytes()), numbers.data(), numbers.size_bytes());
     start("MPI_Iallreduce", what, [&](MPI_Request* request) {
@@ -185,8 +186,8 @@ class Exchange {
     finish("MPI_Iallreduce", what, seconds);
     std::memcpy(numbers.data(), memory_.data(), numbers.size_bytes());
   }
-  /// A communicator of MPI for the processes that say `joins`, in their order, for the rest of the
-  /// run; MPI_COMM_NULL for the others.
+  /// An MPI communicator of the processes with `joins`, in their order, for the rest of the run;
+  /// MPI_COMM_NULL for the others.
   [[nodiscard]] MPI_Comm part(bool joins, char const* what, double seconds) {
     start("MPI_Ibarrier", what,
           [&](MPI_Request* request) { return MPI_Ibarrier(processes_, request); });
@@ -203,7 +204,7 @@ class Exchange {
 
   [[nodiscard]] std::string who() const { return text("process ", rank_); }
 
-  /// Calls `move(memory here, count)` for each piece of what lies elsewhere.
+  /// Calls `move(memory of this object, count)` for each piece of memory that lies elsewhere.
   template <class Move> void in_pieces(std::span<std::byte> bytes, bool out, Move move) {
     for (std::size_t at = 0; at < bytes.size(); at += piece) {
       std::size_t const count = std::min(piece, bytes.size() - at);

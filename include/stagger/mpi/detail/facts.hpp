@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What must be equal in all processes that share a pipeline.
+/// @file   The facts that must be equal in all processes that share a pipeline.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace stagger::mpi::detail {
 
 using stagger::detail::Digest;
 
-/// Of a pipeline: version, model, cuts, options.
+/// The facts of a pipeline: version, model, cuts, options.
 [[nodiscard]] inline std::vector<collective::Fact> facts_of(HeldParameters const& held) {
   std::vector<collective::Fact> facts{collective::library_fact()};
   auto& machine = held.machine;

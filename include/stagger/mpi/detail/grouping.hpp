@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How processes that share a pipeline measure for one grouping of gradients, and come to
-///         one.
+/// @file   The choice of one grouping of gradients by processes that share a pipeline, from times
+///         that they measure together.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 ///         Synchronous SGD", INFOCOM 2019, section V: one worker measures and decides, the others
 ///         are told.
@@ -24,8 +24,8 @@
 
 namespace stagger::mpi::detail {
 
-/// A sum of a group's size as a step makes it among some processes, which call this together: each
-/// adds up a slice, and hands it to the others.
+/// A sum of the size of a group among some processes, computed as in a step: each adds up a slice
+/// and sends it to the others. These processes call it together.
 /// @param members  processes, in order
 inline void sum_in_slices(Exchange& world, List<int> const& members, std::size_t size,
                           double seconds) {
@@ -56,8 +56,9 @@ inline void sum_in_slices(Exchange& world, List<int> const& members, std::size_t
   world.swap(messages, measuring, seconds);
 }
 
-/// The line of a sum among some processes: medians of five of each size, after two that warm up.
-/// @param sum         (size) makes one of so many floats, together with the others
+/// The cost line of a sum among some processes, fitted to medians of five runs for each size, after
+/// two warm-up runs.
+/// @param sum         (size) adds up so many floats, together with the others
 /// @param most_bytes  of the largest; at least 4 KiB, at most 4 MiB count
 template <class Sum>
 [[nodiscard]] collective::CostLine measured_line(std::uint64_t most_bytes, Sum sum) {
@@ -87,15 +88,15 @@ template <class Sum>
   }
 }
 
-/// One process's part in it, outside of steps. All processes make the same calls.
+/// One process's part in the choice, outside of steps. All processes make the same calls.
 struct GroupingAgreement {
   Exchange& world;
   LibrarySums& sums;
   stagger::detail::Machine& machine;
   Placement const& placement;
 
-  /// See stagger::detail::GroupingPeers: medians of those that measured, and what sums take on the
-  /// links between the processes.
+  /// See stagger::detail::GroupingPeers: the medians of the processes that measured, and the times
+  /// of sums over the links between the processes.
   void share(double* backward_s, double* sum_s) {
     constexpr char const* telling = "tell each other what they have measured";
     auto const& groups = machine.program().groups;
@@ -121,7 +122,7 @@ struct GroupingAgreement {
     world.maximum({sum_s, groups.size()}, telling, deadline_s);
   }
 
-  /// Process 0 chooses, since processes that each drew their own conclusions might group unlike.
+  /// Process 0 chooses for all, since processes that chose independently might disagree.
   void choose(void (*ask)(stagger::detail::Machine&), List<GradientGroup>& groups) {
     constexpr char const* hearing = "hear how gradients are grouped";
     struct Answer {
@@ -158,7 +159,7 @@ struct GroupingAgreement {
   }
 };
 
-/// What the machine of a back end calls, which has a grouping_agreement().
+/// The functions that the machine of a back end with grouping_agreement() calls.
 template <class Backend>
 [[nodiscard]] stagger::detail::GroupingPeers grouping_peers(Backend& backend) {
   return {&backend,

@@ -20,15 +20,15 @@ using stagger::detail::each_stage;
 using stagger::detail::LayerParameters;
 using stagger::detail::Machine;
 
-/// What a message is written with; Reading has the same functions, so that one description of what
-/// a message holds serves both ends.
+/// Writes a message. Reading has the same functions, so that one description of a message's
+/// contents serves both ends.
 struct Writing {
   ByteWriter& out;
   void bytes(void const* at, std::size_t count) { out.add(at, count); }
   template <class T> void number(T const& value) { out.add(value); }
   template <class Port> void value(Port const& port, void const* at) { port.write(out, at); }
 };
-/// What a message is read with.
+/// Reads a message.
 struct Reading {
   ByteReader& in;
   void bytes(void* at, std::size_t count) { in.take(at, count); }
@@ -36,8 +36,8 @@ struct Reading {
   template <class Port> void value(Port const& port, void* at) { port.read(in, at); }
 };
 
-/// Every process has a machine with all ranks and runs its own. Arguments `own`, `from` and `to`
-/// say of each rank whether a process runs it.
+/// Every process has a machine with all ranks, and runs its own ranks. Arguments `own`, `from` and
+/// `to` say for each rank whether a process runs it.
 struct HeldParameters {
   Machine& machine;
 
@@ -63,7 +63,7 @@ struct HeldParameters {
     return machine.grouping();
   }
 
-  /// Makes memory for the stages that this process runs, and gives back that of the others.
+  /// Allocates memory for the stages that this process runs, and frees that of the others.
   void hold(bool const* own) const {
     each_stage(program(), [&](int stage, IndexRange cells) {
       bool const here = runs(cells, own);
@@ -84,8 +84,8 @@ struct HeldParameters {
     });
   }
 
-  /// A process updates all parameters of the stages that it runs: of each, its lowest rank that
-  /// runs it. Its lowest rank of all writes the norm.
+  /// A process updates all parameters of the stages that it runs, each on its lowest rank with that
+  /// stage. Its lowest rank of all writes the norm.
   void share_updates(bool const* own) const {
     machine.run.reporter =
         static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
@@ -102,7 +102,7 @@ struct HeldParameters {
     });
   }
 
-  /// Calls `visit(rank, layer, part)` for what each rank updates where each updates a part.
+  /// If each rank updates a part: calls `visit(rank, layer, part)` for each.
   template <class Visit> void each_shard(Visit visit) const {
     each_stage(program(), [&](int stage, IndexRange cells) {
       for (std::size_t const l : layers_of(stage))
@@ -112,7 +112,7 @@ struct HeldParameters {
     });
   }
 
-  /// Bytes of values that the ranks of one process update and those of another have.
+  /// Bytes of the values that the ranks of one process update and ranks of another one have too.
   [[nodiscard]] std::size_t renewed_bytes(bool const* own, bool const* to) const {
     std::size_t bytes = 0;
     if (commits() && machine.model.shards)
@@ -127,15 +127,15 @@ struct HeldParameters {
     });
   }
 
-  /// Clears what a step leaves in gradients of parts that others update.
+  /// Clears the gradients that a step leaves in parts which others update.
   void clear_gradients_of(bool const* own) const noexcept {
     each_stage(program(), [&](int stage, IndexRange cells) {
       if (!runs(cells, own)) return;
       for (std::size_t const l : layers_of(stage)) machine.model.parameters[l].zero_gradients();
     });
   }
-  /// Gradients of ranks elsewhere are overwritten, not cleared, by those that arrive: a rank that
-  /// sends none in this program must leave none of an earlier one.
+  /// Clears the gradients of ranks in other processes. Gradients that arrive overwrite them, so a
+  /// rank that sends none in this program must not leave those of an earlier one.
   void clear_gradients() const noexcept { machine.run.zero_gradients(machine.model); }
 
   /// For sums by a library: calls `visit(type, gradient of the cell, sum of all, bytes)` for each
@@ -158,13 +158,13 @@ struct HeldParameters {
     return any;
   }
 
-  /// Each rank updates its part, and its process has the optimizer's state of no other.
+  /// Each rank updates its part, and its process has the optimizer state of that part only.
   [[gnu::cold]] void shard_updates(bool const* own) const {
     List<ByteRange> held(machine.model.parameters.size(), ByteRange{0, 0});
     each_shard([&](int rank, std::size_t layer, ByteRange part) {
       if (!own[rank]) return;
       machine.run.end_of_step[rank].layers.push_back({layer, part});
-      ByteRange& all = held[layer];  // and what lies between its parts
+      ByteRange& all = held[layer];  // and the gaps between its parts
       if (all.last == 0) all = part;
       all = {std::min(all.first, part.first), std::max(all.last, part.last)};
     });

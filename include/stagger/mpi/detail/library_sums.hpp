@@ -25,14 +25,14 @@ namespace stagger::mpi::detail {
 
 /// Each stage with several holders has a communicator of MPI, on which every holder makes one call
 /// for each group: the gradients are copied into one piece of memory of each element type, which
-/// MPI works on, and come back as sums. Nothing takes such a call back: after a step that failed
-/// the memory stays with MPI, and all processes make other communicators.
+/// MPI works on, and come back as sums. Such a call cannot be cancelled: after a failed step the
+/// memory is left to MPI, and all processes make new communicators.
 class LibrarySums {
  public:
   using RankState = stagger::detail::RankState;
 
   /// All processes call it with the program that they are about to run.
-  /// @throws Error  bad_configuration where two holders of a stage are in one process
+  /// @throws Error bad_configuration if two holders of a stage are in one process
   [[gnu::cold]] void load(HeldParameters const& held, Placement const& placement, Exchange& world,
                           double seconds) {
     constexpr char const* making = "prepare sums of gradients by MPI";
@@ -66,7 +66,7 @@ class LibrarySums {
            stages_[stage].processes != MPI_COMM_NULL;
   }
 
-  /// Begins this process's part of what a `reduce` asks for.
+  /// Begins this process's part of the sum of a `reduce`.
   /// @param now_s  since the step began
   void begin(HeldParameters const& held, RankState& rank, Instruction const& in, double now_s) {
     Sum& sum = take();
@@ -84,8 +84,8 @@ class LibrarySums {
   }
 
   /// Checks the sums that were begun.
-  /// @param done  called with the rank and the instruction of each sum that is done, and when it
-  ///              began
+  /// @param done  called with the rank and the instruction of each sum that is done, and its start
+  ///              time
   /// @return whether any has
   template <class Done> bool poll(HeldParameters const& held, Done done) {
     bool moved = false;
@@ -121,7 +121,7 @@ class LibrarySums {
     new std::vector<Sum>(std::exchange(pending_, {}));  // MPI may still use it
   }
 
-  /// The sums that are under way, for the message of a stall.
+  /// The unfinished sums as text, for the message of a stall.
   [[nodiscard]] std::string describe_pending() const {
     std::string pending;
     for (Sum const& sum : pending_) {
@@ -132,7 +132,7 @@ class LibrarySums {
     return pending;
   }
 
-  /// A sum of so many floats, outside of steps, together with the others that hold the stage.
+  /// Adds up so many floats, outside of steps, together with the other holders of the stage.
   void measure(int stage, std::size_t size, double seconds) {
     Sum& sum = take();
     sum.numbers[0].assign(size * sizeof(float), std::byte{});
@@ -175,7 +175,7 @@ class LibrarySums {
     std::vector<MPI_Request> requests{};
   };
 
-  /// Memory for a sum, which counts as under way from now on.
+  /// Memory for a sum, which counts as unfinished from now on.
   Sum& take() {
     if (spare_.empty()) spare_.emplace_back();
     pending_.push_back(std::move(spare_.back()));

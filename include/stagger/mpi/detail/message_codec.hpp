@@ -21,20 +21,21 @@ struct MessageCodec : HeldParameters {
   MessageCodec(Machine& whose, PortType const* types, std::size_t count)
       : HeldParameters{whose}, edges(whose, types, count) {}
 
-  /// Whether a signal says that its sender has finished, and will not fail any more.
+  /// Whether a signal says that its sender has finished and can no longer fail.
   [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
     auto const ranks = static_cast<unsigned>(program().computing);
     std::size_t const first = edges.signals() + ranks;
     return commits() && signal >= first && signal < first + ranks;
   }
-  /// Whether it goes with gradients of a group, or with sums of them: each time others.
+  /// Whether a signal is sent with the gradients of a group, or with their sums, which differ each
+  /// time that it is given.
   [[nodiscard]] bool carries_group(std::uint32_t signal) const noexcept {
     SignalEnds const& ends = program().signals[signal];
     return ends.gradients >= 0 || ends.sums >= 0;
   }
 
-  /// What goes with a signal. The end of a rank may go with gradients that it hands in, or with the
-  /// sums of them.
+  /// The kind and the bytes of what is sent with a signal. The end of a rank may be sent with
+  /// gradients that it hands in, or with their sums.
   [[nodiscard]] TrafficKind kind(std::uint32_t signal, std::uint16_t group, bool const* to) const {
     if (signal < edges.signals()) return edges.kind(signal, to);
     std::size_t sums = 0;
@@ -47,20 +48,20 @@ struct MessageCodec : HeldParameters {
     return sums != 0 ? TrafficKind::gradient_sums : TrafficKind::control;
   }
 
-  /// What the sender of a signal sends with it, right after `in`.
+  /// Writes what is sent with a signal, right after `in`.
   /// @param to  [ranks] whether the receiver's process runs the rank
   void write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
     if (!edges.write(out, signal, in, to)) gradients(Writing{out}, signal, in.group, to);
   }
 
-  /// Puts what was received into its slot, or among the gradients.
+  /// Puts what was received into its slot, or into the gradients.
   /// @param own  [ranks] whether this process runs the rank
   void read(ByteReader& in, std::uint32_t signal, bool const* own) const {
     if (!edges.read(in, signal, own)) gradients(Reading{in}, signal, 0, own);
   }
 
-  /// What a rank of the last stage leaves for the caller of the step: losses, outputs. Of members
-  /// of a group, who have the same, the first one does.
+  /// The results of a rank of the last stage for the caller of the step: losses or outputs. Members
+  /// of a group have the same results; those of the first one are taken.
   template <class Wire> void results(Wire wire, std::integral auto rank) const {
     StepArguments const& arguments = *machine.run.ranks[rank].arguments;
     for (Instruction const& in : program().ranks[rank].code) {
@@ -85,7 +86,7 @@ struct MessageCodec : HeldParameters {
   EdgeValues edges;
 
  private:
-  /// What goes with a signal that announces gradients, or the end of a rank.
+  /// What is sent with a signal that announces gradients, or the end of a rank.
   /// @param group  of what is written
   template <class Wire>
   void gradients(Wire wire, std::uint32_t signal, std::uint16_t group, bool const* to) const {
@@ -106,8 +107,8 @@ struct MessageCodec : HeldParameters {
     if (vote) results(wire, rank);
   }
 
-  /// The blocks of gradients that go with the end of a rank's backward: what it hands in, to the
-  /// stage's first owner; and later the sums, to the other owners.
+  /// The blocks of gradients that are sent at the end of a rank's backward: its own to the stage's
+  /// first owner, and later the sums to the other owners.
   template <class Visit> void each_block(std::uint32_t signal, bool const* to, Visit visit) const {
     if (!program().groups.empty()) return;  // they were sent group by group
     int const sender = program().signals[signal].sender;
@@ -127,8 +128,8 @@ struct MessageCodec : HeldParameters {
     });
   }
 
-  /// What goes with the k-th time that a signal of a group is given. A cell's gradients: to each
-  /// process the parts that are added up there. Its sums: the part that it has added up.
+  /// What is sent when the signal of a group is given for the k-th time. Of a cell's gradients,
+  /// each process gets the parts that it adds up; of its sums, the part that the cell has added up.
   template <class Visit>
   void each_part(std::uint32_t signal, std::size_t group, bool const* to, Visit visit) const {
     SignalEnds const& ends = program().signals[signal];
@@ -151,13 +152,13 @@ struct MessageCodec : HeldParameters {
     }
   }
 
-  /// Sums of squares of what a rank has added up.
+  /// The sums of squares of the gradients that a rank has added up.
   void squares(Writing wire, int rank, bool, bool const*) const {
     for (auto const& one : machine.run.end_of_step[rank].squares)
       wire.number(machine.model.parameters[one.layer].square_sums()[one.parameter]);
   }
-  /// Takes sums that are complete, or those that a rank of this process goes on with. Others may be
-  /// older than what is here: members of a group hand each layer on to different ranks.
+  /// Takes sums that are complete, or that a rank of this process continues. Other sums may be
+  /// older than those here, since members of a group pass each layer on to different ranks.
   /// @param whole  takes complete ones
   void squares(Reading wire, int rank, bool whole, bool const* own) const {
     for (auto const& one : machine.run.end_of_step[rank].squares) {

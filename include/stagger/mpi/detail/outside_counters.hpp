@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   The signals of a program that a parameter server gives: any thread counts them, and the
-///         one that runs the step looks.
+///         thread that runs the step reads the counts.
 
 #include <atomic>
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which process has the parameters of a layer, when each holds those of its own stages.
+/// @file   The processes that have the parameters of each layer, if each process holds those of its
+///         own stages.
 
 #include <algorithm>
 #include <array>
@@ -20,14 +21,15 @@ namespace stagger::mpi::detail {
 
 class Owners {
  public:
-  /// Allocates what `move` needs, so that a process that cannot says so before the others wait.
+  /// Allocates what `move` needs, so that a process without memory for it reports that before the
+  /// others wait.
   void allocate(HeldParameters const& held, Placement const& placement) const {
     if (home_.empty() || places_of(held, placement) == cells_) return;
     for (std::size_t l = 0; l < home_.size(); ++l) held.machine.parameters()[l].hold();
   }
 
-  /// Called for each further program. Before the first one all processes have all values; where a
-  /// later one puts stages into other processes, they get them. All processes call it.
+  /// Called for each further program. Before the first one all processes have all values; if a
+  /// later one assigns stages to other processes, these receive them. All processes call it.
   void move(Exchange& world, HeldParameters const& held, Placement const& placement) {
     auto cells = places_of(held, placement);
     if (cells == cells_) return;
@@ -38,7 +40,7 @@ class Owners {
       home_.push_back(placement.process_of(held.owner_of(l)));
   }
 
-  /// Brings values and optimizer state of every layer from the process that updates it, one
+  /// Sends the values and the optimizer state of every layer from the process that updates it, one
   /// parameter after the other. All processes call it.
   /// @param to  the process that gets them; -1: every process
   void gather(Exchange& world, HeldParameters const& held, int to) const {
@@ -64,15 +66,15 @@ class Owners {
     }
   }
 
-  /// Shows each parameter in process `to`, which has memory for one of others' at a time. All
-  /// processes call it.
+  /// Shows each parameter in process `to`, which needs memory for one parameter of other processes
+  /// at a time. All processes call it.
   /// @return whether this is `to`
   bool visit(Exchange& world, HeldParameters const& held, Placement const& placement, int to,
              stagger::detail::ParameterVisit const& visit) const {
     require(world, to);
     int const here = world.rank();
     auto& machine = held.machine;
-    std::exception_ptr failure;  // of `visit`; the others still have to be told what they send
+    std::exception_ptr failure;  // of `visit`; the others still expect to send the rest
     auto const show = [&](ParameterState const& state) {
       try {
         if (!failure) visit.call(visit.self, state);
@@ -121,8 +123,8 @@ class Owners {
     return cells;
   }
 
-  /// Of a parameter of which members of a group have pieces: puts one into the whole, which `state`
-  /// shows then.
+  /// For a parameter of which members of a group have pieces: puts one into the whole, which
+  /// `state` then shows.
   static void put_together(stagger::detail::LayerParameters const& part, std::size_t p,
                            ParameterState& state, Blocks& whole) {
     auto const& declaration = part.declaration(p);
@@ -142,8 +144,8 @@ class Owners {
             "; there are processes 0 to ", world.size() - 1);
   }
 
-  /// Brings a parameter to process `to`.
-  /// @param memory  for its value and states there, where they are not its own
+  /// Sends a parameter to process `to`.
+  /// @param memory  for its value and states there, if it does not hold them itself
   ParameterState parameter(Exchange& world, HeldParameters const& held, Placement const& placement,
                            int to, std::size_t l, std::size_t p, Blocks& memory) const {
     double const deadline_s = held.machine.options().deadline_s;
@@ -152,7 +154,7 @@ class Owners {
     ParameterShape const shape = layer.shape(p);
     ByteRange const whole = layer.range(p);
     ParameterState shown{shape.name, shape.type, {}, {}};
-    // Of block b, what process `from` has from a byte of the parameter on.
+    // The bytes of block b that process `from` has, from a byte of the parameter on.
     auto const bring = [&](std::size_t b, int from, std::size_t at, std::span<std::byte> own,
                            std::size_t bytes) {
       auto& place = b == 0 ? shown.value : shown.state[b - 1];

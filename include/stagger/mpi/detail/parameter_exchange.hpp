@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Parameters that several processes update: what each hands to the others before the end
-///         of a step, so that all have everything.
+/// @file   Parameters of which several processes update a part each: at the end of a step each
+///         sends its part to the others.
 
 #include <cstddef>
 #include <span>
@@ -17,8 +17,8 @@
 
 namespace stagger::mpi::detail {
 
-/// Brings the values of every layer to all processes, and each part of its optimizer state from the
-/// process that has it alone. All processes call it.
+/// Sends the values of every layer to all processes, and each part of its optimizer state from the
+/// only process that has it. All processes call it.
 /// @pre machine.shards()
 inline void gather(Exchange& world, HeldParameters const& held, Placement const& placement) {
   auto& machine = held.machine;
@@ -39,8 +39,8 @@ inline void gather(Exchange& world, HeldParameters const& held, Placement const&
   });
 }
 
-/// One process's part in the end of a step in which each replica updates a part of its layers. What
-/// comes from others stays in the messages until it is agreed that all have everything.
+/// One process's part in the end of a step in which each replica updates a part of its layers.
+/// Parts of others stay in message buffers until it is agreed that all processes have all parts.
 class ParameterExchange {
  public:
   /// @param placement  outlives this
@@ -62,8 +62,9 @@ class ParameterExchange {
     for (Given& given : given_) given.here = false;
   }
 
-  /// Sends new values to processes that have the same stages, and to the others a message without
-  /// values. @return what goes to the former
+  /// Sends new values to the processes that have the same stages, and a message without values to
+  /// the others.
+  /// @return what is sent to the former
   TrafficCount send(HeldParameters const& held, Channels& channels, Stamp const& stamp) const {
     TrafficCount sent;
     held.clear_gradients_of(placement_->runs_here());
@@ -77,7 +78,7 @@ class ParameterExchange {
       channels.post(channels.blank(), stamp, notice_of_values, others_.data(), others_.size());
     return sent;
   }
-  /// Keeps what a process hands over.
+  /// Keeps the part that a process has sent.
   void take(Channels& channels, ByteReader const& in, int peer) {
     Given& given = given_[peer];
     if (in.left() != given.bytes)
@@ -87,7 +88,7 @@ class ParameterExchange {
     given.here = given.bytes != 0;
     if (given.here) channels.keep_payload(peer, given.memory);
   }
-  /// Once all have everything: copies it into the parameters.
+  /// Called once all processes have all parts: copies them into the parameters.
   void commit(HeldParameters const& held, Channels& channels) noexcept {
     for (int p = 0; p < placement_->processes(); ++p) {
       Given& given = given_[p];
@@ -99,7 +100,7 @@ class ParameterExchange {
   }
 
  private:
-  /// What a process updates and this one has.
+  /// The values that another process updates and this one has too.
   struct Given {
     std::size_t bytes = 0;
     bool here = false;  // in this step
@@ -108,7 +109,7 @@ class ParameterExchange {
 
   Placement const* placement_ = nullptr;
   std::size_t pool_ = 0;
-  std::vector<int> receivers_{};  // processes that are handed what this one has updated
+  std::vector<int> receivers_{};  // processes that receive what this one has updated
   std::vector<int> others_{};     // the rest
   FixedArray<Given> given_{};     // [processes]
 };

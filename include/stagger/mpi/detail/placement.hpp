@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which process runs which rank.
+/// @file   The assignment of ranks to processes.
 
 #include <algorithm>
 #include <cstddef>

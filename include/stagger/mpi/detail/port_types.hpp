@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How the values of a model are sent to another process, with their types erased.
+/// @file   The functions by which a model's values are sent to other processes, with their types
+///         erased.
 
 #include <cstddef>
 #include <utility>
@@ -16,7 +17,7 @@ using stagger::detail::LayerTraits;
 using stagger::detail::slot_type;
 using stagger::detail::SlotType;
 
-/// How the values of one type are sent; nulls where they cannot be.
+/// The functions that send values of one type; null if these cannot be sent.
 struct PortType {
   SlotType const* type = nullptr;
   void (*write)(ByteWriter&, void const* value) = nullptr;
@@ -35,7 +36,8 @@ template <class T> constexpr PortType make_port_type() {
   return port;
 }
 
-/// The type of the value within a layer that groups take as two; of other layers, of the output.
+/// The type of the value between the two layers by which groups replace a layer; for other layers,
+/// the type of the output.
 template <class L> struct Within {
   using type = typename L::Output;
 };

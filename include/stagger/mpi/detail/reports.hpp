@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a process tells all others of its ranks: where they stand, recorded spans, and what
-///         the caller of the step gets.
+/// @file   The reports of a process about its ranks: their progress, recorded spans, and results
+///         for the caller of the step.
 
 #include <cstdint>
 #include <utility>
@@ -24,12 +24,12 @@ class Reports {
  public:
   Reports(MessageCodec& codec, Channels& channels) : codec_(codec), channels_(channels) {}
 
-  /// Where ranks vote to update, the votes say that they have finished, and carry results.
+  /// If ranks vote to update, their votes also say that they have finished, and carry the results.
   void begin_step() noexcept { missing_ = codec_.commits() ? 0 : channels_.size() - 1; }
-  /// Whether other processes have yet to report.
+  /// Whether reports of other processes are still missing.
   [[nodiscard]] bool missing() const noexcept { return missing_ != 0; }
 
-  /// If steps are recorded: the spans of a rank and of its reducer, which has finished too.
+  /// If steps are recorded: sends the spans of a rank and of its reducer, which has finished too.
   void send_spans(stagger::detail::RankState const& rank, List<LocalRank> const& ranks,
                   Stamp const& stamp) {
     if (!codec_.machine.options().record) return;
@@ -46,7 +46,8 @@ class Reports {
     }
     channels_.post_to_all(std::move(message), stamp, notice_of_results);
   }
-  /// Where the ranks of this process stand, for the others' message when nothing moves.
+  /// Sends the progress of this process's ranks, for the error messages of the others when nothing
+  /// moves.
   void send_positions(List<LocalRank> const& ranks, Stamp const& stamp) {
     auto message = channels_.blank();
     for (LocalRank const& entry : ranks) Watch::write(message->payload, *entry.rank);

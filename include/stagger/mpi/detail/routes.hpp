@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Where the signals of a program go, when its ranks are in several processes, and in which
-/// messages.
+/// @file   The processes to which the signals of a program are sent, and the pools of messages for
+///         them.
 
 #include <algorithm>
 #include <cstddef>
@@ -48,18 +48,18 @@ class Routes {
     }
   }
 
-  /// The other processes with ranks that wait for a signal.
+  /// The other processes whose ranks wait for a signal.
   [[nodiscard]] std::span<int const> receivers(std::uint32_t which) const noexcept {
     return std::span(receivers_)
         .subspan(first_receiver_[which], first_receiver_[which + 1U] - first_receiver_[which]);
   }
-  /// Which pool of messages a signal of this process uses when it is given for the `time`th time,
-  /// counted from 1. Groups of gradients differ in size, and so have pools of their own.
+  /// The pool of messages that a signal of this process uses when it is given for the `time`th
+  /// time, counted from 1. Groups of gradients differ in size, and so have pools of their own.
   [[nodiscard]] std::size_t pool(MessageCodec const& codec, std::uint32_t which,
                                  std::uint32_t time) const {
     return first_pool_[which] + (codec.carries_group(which) ? time - 1 : 0);
   }
-  /// Messages of pools 1, 2, ... that are on their way at a time, at most.
+  /// The most messages of pools 1, 2, ... that are in transit at a time.
   [[nodiscard]] std::vector<std::size_t> const& pools() const noexcept { return pools_; }
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the ranks of a process have sent to those of others, by rank and kind.
+/// @file   Counts of what the ranks of a process have sent to those of other processes, by rank and
+///         kind.
 
 #include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/channels.hpp>
@@ -10,14 +11,14 @@
 
 namespace stagger::mpi::detail {
 
-/// Counts every message that its outbox is given, for a machine.
+/// Counts every message that is posted to an outbox, for a machine.
 class SentCounts {
  public:
   SentCounts(MessageCodec const& codec, Outbox const& outbox) : codec_(codec), outbox_(outbox) {
     codec.machine.traffic.by_back_end();
   }
 
-  /// A rank sends something; one that only adds up gradients, for the rank that it is there for.
+  /// Counts what a rank sends; for a reducer, it counts for the rank whose gradients it adds up.
   void count(int rank, TrafficKind kind, TrafficCount const& sent) {
     auto const& program = codec_.program();
     counted_ += sent;
@@ -29,7 +30,7 @@ class SentCounts {
              std::size_t bytes) {
     count(rank, codec_.kind(signal, in.group, to), {1, bytes});
   }
-  /// Behind a step: what no rank has sent, but the process, counts for its first one.
+  /// Called after a step: messages of the process itself count for its first rank.
   void count_rest(Placement const& placement) {
     TrafficCount const all = outbox_.posted();
     if (!placement.empty()) count(placement.first_here(), TrafficKind::control, all - counted_);

@@ -31,7 +31,7 @@ using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
 using stagger::detail::WorkerRules;
 
-/// Which process keeps which layer.
+/// The assignment of layers to the processes that keep them.
 struct LayerProcesses {
   std::vector<int> given{};  ///< [layers]; empty: in turn
   int processes = 1;
@@ -39,14 +39,14 @@ struct LayerProcesses {
     return given.empty() ? static_cast<int>(layer % static_cast<unsigned>(processes))
                          : given[layer];
   }
-  /// Whether workers join the process: in turn all of them, since one without workers does not know
-  /// how many layers there are.
+  /// Whether workers join the process. If layers are kept in turn they join all processes, since a
+  /// process without workers does not know how many layers there are.
   [[nodiscard]] bool serves(int process) const {
     return given.empty() || std::find(given.begin(), given.end(), process) != given.end();
   }
 };
 
-/// What the server in each process is, and what leads to the others.
+/// The part of the server in this process, and the connections to the others.
 struct ServerParts {
   LayerProcesses layers{};
   std::shared_ptr<collective::detail::ServerInProcess> server{};  ///< of this process
@@ -70,8 +70,8 @@ class PartConnector final : public collective::detail::Connector {
   int process_;
 };
 
-/// To each part of the server the model is one whose other layers have no parameters, so that
-/// layers have the same numbers everywhere.
+/// To each part of the server, the other layers of the model have no parameters, so that layers
+/// have the same numbers everywhere.
 class ShardedLink final : public ParameterLink {
  public:
   ShardedLink(std::shared_ptr<ServerParts> server, int worker)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The message for a step in which no rank moves: where the ranks of all processes stand.
+/// @file   The error message for a step in which no rank moves: the progress of the ranks of all
+///         processes.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +19,8 @@
 
 namespace stagger::mpi::detail {
 
-/// Which rank waits for which, as far as one process knows, and which processes have fallen silent.
+/// Finds which rank waits for which, as far as one process knows, and which processes have fallen
+/// silent.
 class Stall {
  public:
   /// @param at     [ranks] instructions that are known to be done
@@ -47,7 +49,8 @@ class Stall {
                 silent(quiet_s, deadline_s),
                 "; raise Options::deadline_s if an action may take that long");
   }
-  /// When the ranks of this process have ended, but not every process has all updated parameters.
+  /// The message if the ranks of this process have ended, but not every process has all updated
+  /// parameters.
   [[nodiscard]] std::string describe_handover(std::vector<double> const& quiet_s,
                                               double deadline_s) const {
     return text("for ", deadline_s, " s no process said that it has all updated parameters",
@@ -85,7 +88,7 @@ class Stall {
     return first < code.size() ? first : at_[rank];
   }
 
-  /// The instruction whose signal ends a wait; the end of the code if another rank has it.
+  /// The instruction whose signal ends a wait; the end of the code if it is on another rank.
   [[nodiscard]] static std::size_t sender_of(List<Instruction> const& code, Wait const& wait) {
     std::uint32_t left = wait.count;
     for (std::size_t i = 0; i < code.size(); ++i)

@@ -30,17 +30,18 @@
 
 namespace stagger::mpi::detail {
 
-/// Signals are counters; each process has those that its ranks wait for. A signal that crosses goes
-/// as a message with the bytes that belong to it. Between two processes messages keep their order,
-/// so what follows from a signal within a process follows from it here.
+/// Signals are counters; each process has those for which its ranks wait. A signal to another
+/// process is a message, together with the bytes that belong to it. Messages between two processes
+/// stay in order, so a signal implies the earlier ones of the same rank, as it does within a
+/// process.
 ///
-/// A process that has sent its last vote to update backs out of the step only if another does, or
-/// does not answer. None updates for good before all know of all votes; see Commit.
+/// A process that has sent its last vote to update abandons the step only if another process does,
+/// or does not answer. No update is permanent before all processes have all votes; see Commit.
 class StepRun {
  public:
   static constexpr bool timed = false;
 
-  /// @param spin  how long to ask again at once when nothing moves
+  /// @param spin  how long to poll without a pause when nothing moves
   StepRun(MessageCodec& codec, Channels& channels, LibrarySums& sums, SentCounts& sent,
           std::chrono::microseconds spin)
       : codec_(codec),
@@ -59,7 +60,7 @@ class StepRun {
   }
   [[nodiscard]] Round& round() noexcept { return round_; }
 
-  /// Another program, which all processes have agreed on.
+  /// Loads another program, on which all processes have agreed.
   /// @param placement  outlives its use here
   void load(Placement const& placement) {
     auto const& program = machine_.program();
@@ -112,7 +113,7 @@ class StepRun {
   }
   void give(stagger::detail::RankState& rank, std::uint32_t which) {
     Instruction const& in = *rank.next.load(std::memory_order_relaxed);
-    if (in.op == Op::reduce && sums_.uses(in.stage)) return;  // by `poll`, when the sum is there
+    if (in.op == Op::reduce && sums_.uses(in.stage)) return;  // given by `poll`
     ++given_[which];
     bool const vote = codec_.votes(which);
     if (vote) reports_.send_spans(rank, ranks_, round_.stamp());
@@ -189,9 +190,10 @@ class StepRun {
     watch_.moved();
     entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
     if (entry.state != State::done || --open_ != 0 || stopping()) return true;
-    if (!codec_.commits()) {  // no vote to update says that the ranks of this process have finished
+    if (!codec_.commits()) {  // there are no votes that would say that the ranks of this process
+                              // have finished
       if (ending_.vote()) reports_.send_results(ranks_, round_.stamp());
-    } else if (machine_.shards()) {  // what is new here goes to those who have it too
+    } else if (machine_.shards()) {  // new values are sent to the processes that have them too
       sent_.count(entry.rank->number, TrafficKind::parameters,
                   exchange_.send(codec_, channels_, round_.stamp()));
       cast_vote();
@@ -201,7 +203,7 @@ class StepRun {
   [[nodiscard]] bool adds_up(LocalRank const& entry) const {
     return entry.rank->number >= machine_.program().computing;
   }
-  /// Before an action: takes what has come meanwhile, and adds up the gradients that are complete.
+  /// Called before an action: receives messages, and adds up the gradients that are complete.
   void attend() {
     if (channels_.size() > 1) poll();
     for (auto& entry : ranks_)
@@ -240,12 +242,14 @@ class StepRun {
       channels_.post_to_all(channels_.blank(), round_.stamp(), notice_of_agreement);
     decide();
   }
-  /// From now on nothing ends the step; elsewhere the first update says so.
+  /// From now on the step cannot fail. Without sharded optimizer state, the first update decides
+  /// that.
   void decide() noexcept {
     if (machine_.shards() && commit_.made()) static_cast<void>(machine_.commit());
   }
 
-  /// Tells the others now and then where ranks stand; ends a step where none has moved for too long.
+  /// Reports the progress of ranks to the others now and then; ends a step in which no rank has
+  /// moved for too long.
   void keep_in_touch() {
     if (channels_.size() == 1 && !outside_.any()) return;  // nothing to wait for
     double const deadline_s = machine_.options().deadline_s;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How long nothing has moved in a step, how long each process has been silent, and where
-///         the ranks of all of them stand.
+/// @file   The supervision of a step: how long nothing has moved, how long each process has been
+///         silent, and the progress of all ranks.
 
 #include <algorithm>
 #include <chrono>
@@ -35,13 +35,13 @@ class Watch {
 
   /// Seconds since the step began.
   [[nodiscard]] double now_s() const { return seconds_since(started_at_); }
-  /// Seconds since a rank of this process moved, or one elsewhere is known to have.
+  /// Seconds since a rank of this process moved, or one of another process is known to have moved.
   [[nodiscard]] double quiet_s() const { return seconds_since(moved_at_); }
   [[nodiscard]] double silent_s(int process) const { return seconds_since(heard_at_[process]); }
   void moved() { moved_at_ = Clock::now(); }
   void heard_from(int process) { heard_at_[process] = Clock::now(); }
 
-  /// Whether it is time to tell the others where this process stands.
+  /// Whether it is time to report this process's progress to the others.
   [[nodiscard]] bool is_time_to_report(double every_s) {
     if (seconds_since(reported_at_) < every_s) return false;
     reported_at_ = Clock::now();
@@ -59,7 +59,7 @@ class Watch {
       at_[rank] = std::max(at_[rank], at);
     }
   }
-  /// Notes where a rank of this process stands.
+  /// Notes the progress of a rank of this process.
   void note_position(stagger::detail::RankState const& rank) {
     at_[static_cast<std::size_t>(rank.number)] = position(rank);
   }
