@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The selection of a GPU, refused where there is none or too little memory.
+/// @file   The selection of a GPU, which fails if there is none or too little memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ struct DeviceInfo {
   std::uint64_t total_bytes = 0;
 };
 
-/// What a run needs of a device's memory. Zeros ask for nothing.
+/// The memory of a device that a run needs. With zeros nothing is checked.
 struct MemoryNeed {
   std::uint64_t fixed_bytes = 0;      ///< parameters, optimizer state, workspaces
   std::uint64_t in_flight_bytes = 0;  ///< of one microbatch in flight
@@ -63,7 +63,7 @@ namespace detail {
   return count;
 }
 
-/// Makes a GPU the calling thread's, after a look at whether it will do.
+/// Selects a GPU for the calling thread, after checking whether it is sufficient.
 /// @param index  0 <= index < device_count()
 /// @throws Error               as device_count()
 /// @throws stagger::Error      bad_configuration for an index out of range, or if `need` exceeds

@@ -60,7 +60,7 @@ namespace detail {
 }
 
 [[noreturn]] [[gnu::cold]] inline void fail(cudaError_t result, char const* what) {
-  static_cast<void>(cudaGetLastError());  // or the next look would find it again
+  static_cast<void>(cudaGetLastError());  // otherwise the next check would report it again
   raise(result, "CUDA could not ", what, ": ", cudaGetErrorName(result), " (",
         cudaGetErrorString(result), "); ", remedy(result));
 }

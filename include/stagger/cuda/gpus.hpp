@@ -12,14 +12,14 @@
 
 namespace stagger::cuda {
 
-/// Every rank is a stream of one of the GPUs: in order, GPU g of G runs the ranks from g N / G on,
-/// unless a placement says otherwise. So on one GPU all stages run on streams of it.
+/// Device policy: every rank is a stream of one of the GPUs. Unless a placement says otherwise, GPU
+/// g of G runs the ranks from g N / G on; so on one GPU all stages run on streams of it.
 ///
-/// The calling thread enqueues all actions in one order. It waits for the devices at the end of a
-/// step alone, or, with `enqueue` in place of `run`, when `ahead` steps are in flight. Where a rank
-/// must await another, its stream waits for an event. Ranks of one GPU share its memory, so a
-/// message between them is a slot that one writes and the other reads; from GPU to GPU it is a
-/// copy, and its type has a `Wire`.
+/// The calling thread enqueues all actions in one order. It waits for the devices only at the end
+/// of a step or, with `enqueue` in place of `run`, when `ahead` steps are in flight. If a rank must
+/// wait for another, its stream waits for an event. Ranks of one GPU share its memory, so a message
+/// between them is a slot that one writes and the other reads; from GPU to GPU it is a copy, and
+/// its type has a `Wire`.
 ///
 /// @code
 ///     auto train = Pipeline{...}.with(cuda::Gpus{.devices = {0}}, cuda::Enqueued<...>{...});
@@ -39,19 +39,19 @@ struct Gpus {
 
   std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them
   ParameterKernels const* kernels =
-      nullptr;  ///< for gradients, where they are clipped or a stage has two owners or replicas;
-                ///< they stay as long as the pipeline
+      nullptr;  ///< for gradients, if they are clipped or a stage has two owners or replicas; they
+                ///< must live as long as the pipeline
   bool capture = false;  ///< record the second training iteration as one CUDA graph over all GPUs,
                          ///< and replay it from then on
   GraphCounts* counts =
-      nullptr;      ///< told what was done with the graphs; stays as long as the pipeline
-  int ahead = 2;    ///< steps in flight that `enqueue(train.step(batch))` lets the host have after
-                    ///< it, at least 1; each has events and a graph of its own
+      nullptr;      ///< counts what is done with the graphs; must live as long as the pipeline
+  int ahead = 2;    ///< how many steps may be in flight after `enqueue(train.step(batch))`, >= 1;
+                    ///< each has events and a graph of its own
   Ranges ranges{};  ///< announce each action to a profiler; nvtx_ranges() of nvtx.hpp
   detail::Wires wires{};
 
   /// How many places a placement policy may spread the ranks over: GPUs.
-  /// @throws Error  where there is none
+  /// @throws Error if there is none
   [[nodiscard]] int places() const {
     return devices.empty() ? device_count() : static_cast<int>(devices.size());
   }
@@ -66,7 +66,7 @@ struct Gpus {
     return {kernels, capture, ranges, counts, ahead, wires};
   }
   /// @param count  GPUs that have ranks
-  /// @throws Error  for a GPU that is not there, or named twice
+  /// @throws Error for a GPU that does not exist or is named twice
   [[nodiscard]] [[gnu::cold]] std::shared_ptr<detail::GpuSet> open(int count, double) const {
     std::vector<int> own = devices;
     if (own.empty()) {
@@ -81,8 +81,8 @@ struct Gpus {
     return std::make_shared<detail::GpuSet>(own);
   }
 
-  /// Where parameters lie until a program says which GPU needs them.
-  /// @throws Error  where there is no such GPU
+  /// Where parameters lie until a program determines which GPU needs them.
+  /// @throws Error if there is no such GPU
   [[nodiscard]] stagger::detail::ParameterMemory parameter_memory() const {
     if (places() > 1) return detail::staging_memory();
     return detail::parameter_memory(select_device(devices.empty() ? 0 : devices.front()).index);

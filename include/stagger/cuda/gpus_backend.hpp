@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The back end for GPUs: every rank a stream of one of them.
+/// @file   The back end for GPUs, on which every rank is a stream.
 
 #include <stagger/core/requirements.hpp>
 
@@ -23,15 +23,15 @@
 namespace stagger::cuda {
 
 /// Enqueues the instructions of all ranks of this process from one thread, in the order of
-/// `detail::Routes`. After the first step of a program it makes no event, allocates nothing and
-/// synchronises with nothing but the end of a step that somebody waits for.
+/// `detail::Routes`. After the first step of a program it makes no event and allocates nothing, and
+/// it synchronises only with the end of a step for which somebody waits.
 ///
 /// `slot` is that of an iteration in flight, 0 to slots() - 1.
 class GpusBackend : detail::Enqueuer {
  public:
-  /// Finds the other GPUs.
-  /// @throws Error  for a GPU that is not there, or named twice; deadline for processes that do not
-  ///                come; mismatch for a process with another pipeline
+  /// Connects with the other GPUs.
+  /// @throws Error for a GPU that does not exist or is named twice; deadline for processes that do
+  ///         not arrive; mismatch for a process with another pipeline
   template <class Device>
   [[gnu::cold]] GpusBackend(Device const& device, stagger::detail::Machine& machine, int places)
       : Enqueuer(machine, device.options(), device.open(places, machine.options().deadline_s)),
@@ -54,7 +54,7 @@ class GpusBackend : detail::Enqueuer {
   ~GpusBackend() {
     in_flight_.await_all();  // no longer than the deadline
     if (!in_flight_.stuck()) return;
-    // The devices may still run what they were given: it stays, and so does their memory.
+    // The devices may still run enqueued work, so it and its memory are kept.
     detail::leave_behind(streams_.streams());
     detail::leave_behind(std::move(gpus_));
     for (auto& memory : *memories_)
@@ -84,8 +84,8 @@ class GpusBackend : detail::Enqueuer {
     }
   }
 
-  /// Carries the step out that the machine has begun. Returns when every stream has, or when the
-  /// devices did not move for the deadline.
+  /// Carries out the step that the machine has begun. Returns when every stream is done, or when
+  /// the devices have not moved for the deadline.
   void drive() noexcept {
     enqueue(0);
     if (machine_.failed() || await(0, 0)) return;
@@ -107,8 +107,8 @@ class GpusBackend : detail::Enqueuer {
   }
   [[nodiscard]] std::size_t slots() const noexcept { return in_flight_.slots(); }
 
-  /// Has the devices begin the step that the machine has begun. Where the machine has failed then,
-  /// nothing of the step is in flight: what was enqueued of it, and all before it, is done.
+  /// Enqueues the step that the machine has begun. If the machine has failed afterwards, nothing of
+  /// the step is in flight: whatever was enqueued of it, and all earlier work, is done.
   void enqueue(std::size_t slot) noexcept {
     begin_step(slot);
     in_flight_.begin(slot);
@@ -136,8 +136,9 @@ class GpusBackend : detail::Enqueuer {
     warm_ = true;
   }
 
-  /// Turns graphs on or off; all processes call it. @return what is done with them
-  /// @throws Error  bad_configuration where shapes change
+  /// Turns graphs on or off; all processes call it.
+  /// @return counters of what is done with them
+  /// @throws Error bad_configuration if shapes change
   GraphCounts const& capture(bool on) {
     if (on && options_.wires.shapes_change && gpus_->processes() != nullptr)
       raise(Errc::bad_configuration,
@@ -150,15 +151,16 @@ class GpusBackend : detail::Enqueuer {
   /// Whether the devices are done with an iteration.
   [[nodiscard]] bool finished(std::size_t slot) const noexcept { return in_flight_.finished(slot); }
 
-  /// Waits until the devices are done with an iteration. All before it must have been awaited.
-  /// @param step  its number, for an error; 0: none is named
-  /// @return  what it ended with; null: it went well
+  /// Waits until the devices are done with an iteration. All earlier ones must have been awaited.
+  /// @param step  its number for an error message; 0: it is not named
+  /// @return the error with which it ended; null: it succeeded
   [[nodiscard]] std::exception_ptr await(std::size_t slot, std::int64_t step) noexcept {
     return in_flight_.await(slot, step);
   }
 
-  /// What came back of an iteration that went well.
-  /// @param losses  [parts][microbatches] where losses go that the devices have; may be null
+  /// The results of an iteration that succeeded.
+  /// @param losses  [parts][microbatches] receives the losses that the devices have computed; may
+  ///                be null
   /// @return the norm of the gradients
   double results(std::size_t slot, double* losses) const noexcept {
     if (losses != nullptr) gpus_->take_losses(slot, losses);
@@ -179,10 +181,10 @@ class GpusBackend : detail::Enqueuer {
     return true;
   }
 
-  /// Ends the step with an error; what has not been enqueued yet is not. Any thread may call it.
+  /// Ends the step with an error; nothing further is enqueued. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { machine_.fail(std::move(failure)); }
 
-  /// Brings values and optimizer state of every layer from the process that updates it. All
+  /// Sends the values and the optimizer state of every layer from the process that updates it. All
   /// processes call it.
   [[gnu::cold]] void gather_parameters(int) {
     if (gpus_->processes() == nullptr || place_.empty()) return;
@@ -235,7 +237,7 @@ class GpusBackend : detail::Enqueuer {
     });
   }
 
-  /// Ends a step that could not be enqueued, and takes it back where it was not decided.
+  /// Ends a step that could not be enqueued, and undoes it if it was not decided.
   [[gnu::cold]] void call_off() noexcept {
     if (!in_flight_.call_off(decided_)) return;
     try {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A CUDA graph that is recorded, replayed, and updated or made anew when what it records
-/// changes.
+/// @file   A CUDA graph that is recorded, replayed, and updated or made again when the recorded
+///         work changes.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace stagger::cuda {
 
-/// What has been done with a graph.
+/// Counts of what has been done with a graph.
 struct GraphCounts {
   std::uint64_t captures = 0;        ///< iterations recorded
   std::uint64_t instantiations = 0;  ///< executable graphs made
-  std::uint64_t updates = 0;         ///< an executable graph took over what changed
+  std::uint64_t updates = 0;         ///< an executable graph was updated
   std::uint64_t replays = 0;
   std::size_t nodes = 0;  ///< of the last capture
 };
@@ -36,11 +36,11 @@ class Graph {
 
   [[nodiscard]] explicit operator bool() const noexcept { return exec_ != nullptr; }
 
-  /// Records what `body()` enqueues on `origin`, and on the streams that it makes wait for origin
-  /// and origin for them. Nothing runs. The executable graph takes the changes over where it can,
-  /// else it is made anew.
-  /// @throws Error  what CUDA refused; memory of a pool that was taken or given back; what `body`
-  ///                throws. The graph is then as it was
+  /// Records what `body()` enqueues on `origin`, and on streams that wait for `origin` and for
+  /// which `origin` waits. Nothing runs. The executable graph is updated if possible, otherwise
+  /// made again.
+  /// @throws Error a call that CUDA refuses; memory that is taken from a pool or returned to it;
+  ///         what `body` throws. The graph is then as before
   template <class Body> void capture(Stream const& origin, GraphCounts& counts, Body body) {
     check(cudaStreamBeginCapture(origin.get(), cudaStreamCaptureModeThreadLocal),
           "begin a capture");
@@ -65,7 +65,7 @@ class Graph {
     make_executable(recorded.graph, counts);
   }
 
-  /// Enqueues all of it on a stream.
+  /// Enqueues the graph on a stream.
   void replay(Stream const& stream, GraphCounts& counts) {
     check(cudaGraphLaunch(exec_, stream.get()), "launch a graph");
     ++counts.replays;

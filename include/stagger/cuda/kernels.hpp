@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The kernels that a program with parameters on a GPU must bring, for the optimizer and
-///         for
-/// gradients, and the numbers in device memory that they read. The library has no kernels of its
-/// own.
+/// @file   The kernels that a program with parameters on a GPU must provide, for the optimizer and
+///         for gradients, and the numbers in device memory that they read. The library has no
+///         kernels of its own.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,39 +14,39 @@
 
 namespace stagger::cuda {
 
-/// What gradients are multiplied by, and what their norm was. In device memory.
+/// The factor by which gradients are multiplied, and their norm, in device memory.
 struct GradientScale {
   double factor = 1;
   double norm = 0;
 };
 
-/// Numbers of the step under way, in device memory: written before each iteration, so that a graph
-/// replays with those of its own step.
+/// The numbers of the current step, in device memory. They are written before each iteration, so
+/// that a replayed graph uses those of its own step.
 struct StepNumbers {
   std::int64_t steps = 0;  ///< optimizer steps taken before this one
   std::uint64_t seed = 0;  ///< of the run
 };
 
-/// Kernels for gradients, each a function that launches one on a stream and answers what CUDA did.
-/// Needed where gradients are clipped, and where a stage has two owners or replicas.
+/// Kernels for gradients, each a function that launches one on a stream and returns CUDA's result.
+/// They are needed if gradients are clipped, or if a stage has two owners or replicas.
 struct ParameterKernels {
-  /// sum[i] += more[i] for i < size. Of replicas a part of a parameter at a time, each part in the
-  /// order of replicas.
+  /// sum[i] += more[i] for i < size. For replicas it is called for a part of a parameter at a time,
+  /// each part in the order of replicas.
   cudaError_t (*add)(ElementType, void* sum, void const* more, std::size_t size,
                      cudaStream_t) = nullptr;
   /// *sum = the sum of gradient[i]^2 for i < size.
   cudaError_t (*sum_squares)(ElementType, void const* gradient, std::size_t size, double* sum,
                              cudaStream_t) = nullptr;
-  /// norm = root of the sum of sums[i] for i < count, rising; factor = clip_norm / norm where
+  /// norm = root of the sum of sums[i] for i < count, in this order; factor = clip_norm / norm if
   /// norm > clip_norm, else 1.
   cudaError_t (*scale)(double const* sums, std::size_t count, double clip_norm, GradientScale*,
                        cudaStream_t) = nullptr;
 };
 
-/// What the kernel of an optimizer is launched with: one parameter. All pointers are of the device.
+/// The arguments of an optimizer's kernel, for one parameter. All pointers are to device memory.
 template <class Rule, class T> struct Update {
   OptimizerView<T> view;
-  Rule const* rule = nullptr;  ///< the optimizer's numbers as they are in the step under way
+  Rule const* rule = nullptr;  ///< the optimizer's numbers in the current step
   GradientScale const* scale = nullptr;
   StepNumbers const* numbers = nullptr;
   std::int64_t number = 1;  ///< numbers->steps + number is the optimizer step, counted from 1
@@ -63,11 +62,12 @@ struct StepPlace {
   double* losses = nullptr;  // [microbatches] of the replica
   std::int64_t steps = 0;    // numbers->steps while the work is enqueued
   ParameterKernels const* kernels = nullptr;
-  cudaError_t* refused = nullptr;  // what CUDA refused after the step was decided
+  cudaError_t* refused = nullptr;  // the error of a call that CUDA refused after the step was
+                                   // decided
   bool* loss_on_device = nullptr;
 };
 
-/// Makes a call that a decided step depends on, once more if it is refused.
+/// Makes a call on which a decided step depends; repeats it once if it is refused.
 template <class Call> void insist(Call call) noexcept {
   cudaError_t result = call();
   if (result == cudaSuccess) return;
@@ -78,22 +78,22 @@ template <class Call> void insist(Call call) noexcept {
 
 }  // namespace detail
 
-/// Step and seed in device memory, for kernels that draw random numbers: a graph that is replayed
-/// keeps what a kernel was given by value.
+/// Step and seed in device memory, for kernels that draw random numbers: a replayed graph repeats
+/// the arguments that a kernel was given by value.
 /// @pre called by a stage or a loss whose work is enqueued
 [[nodiscard]] inline StepNumbers const* step_numbers() noexcept {
   return detail::place.step->numbers;
 }
 
-/// Where the kernel of a loss adds, or writes, the sum over the terms of the microbatch at hand:
-/// one double of the device, 0 before. What the loss's function returns is then ignored.
+/// Where the kernel of a loss adds, or writes, the sum over the terms of the current microbatch: a
+/// double in device memory, 0 before. The return value of the loss's function is then ignored.
 /// @pre called by a loss whose work is enqueued
 [[nodiscard]] inline double* loss_place(Context const& context) noexcept {
   *detail::place.step->loss_on_device = true;
   return detail::place.step->losses + context.microbatch();
 }
 
-/// An optimizer whose update is a kernel. It has the numbers of its rule, which may be changed
+/// An optimizer whose update is a kernel. It contains the numbers of its rule, which may be changed
 /// between steps.
 ///
 /// @code
@@ -105,7 +105,7 @@ template <class Call> void insist(Call call) noexcept {
 /// @endcode
 ///
 /// @tparam Rule    trivially copyable, with `states`; such as optimizer::AdamW
-/// @tparam Launch  launches the kernel for one parameter and answers what CUDA did
+/// @tparam Launch  launches the kernel for one parameter and returns CUDA's result
 template <class Rule, class Launch> struct Enqueued : Rule {
   static_assert(std::is_trivially_copyable_v<Rule> && std::is_empty_v<Launch>,
                 "stagger: an enqueued optimizer is copied to the GPU: its rule must be trivially "

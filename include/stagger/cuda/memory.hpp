@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A pool of device memory that keeps what it has, pinned host memory, and what a stage
-/// finds on its thread.
+/// @file   A pool of device memory that reuses its blocks, pinned host memory, and the stream that
+///         a stage finds on its thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,12 +19,12 @@
 
 namespace stagger::cuda {
 
-/// Device memory in stream order. What goes back is kept for the next taker as long as the pool
-/// lives: nothing returns to the driver during a run, and no dependency between streams is made
-/// up to reuse a block sooner.
+/// Device memory in stream order. Returned blocks are kept for reuse as long as the pool exists:
+/// nothing returns to the driver during a run, and no dependency between streams is added to reuse
+/// a block sooner.
 class Pool {
  public:
-  /// Of the calling thread's device.
+  /// A pool of the calling thread's device.
   Pool() {
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
@@ -42,9 +42,9 @@ class Pool {
   }
 
   /// Memory for work that is enqueued on `stream` from now on.
-  /// @throws Error  if there is no such memory, with what is free; while the stream is captured,
-  ///                where CUDA would make the memory a part of the graph, which gives it out anew
-  ///                in each launch
+  /// @throws Error  if there is not enough memory, naming what is free; while the stream is being
+  /// captured, since CUDA would make the memory a part of the graph, which allocates it again in
+  /// each launch
   [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
     if (detail::is_captured(stream)) refuse(cudaErrorStreamCaptureUnsupported, bytes);
     void* memory = nullptr;
@@ -54,14 +54,14 @@ class Pool {
     return memory;
   }
 
-  /// Takes memory back, all work on which is done or comes before what `stream` is given next.
-  /// While the stream is captured that ends the capture with an error, since a graph frees only
-  /// what it has allocated.
+  /// Takes memory back. All work on it must be done, or be enqueued before the next work of
+  /// `stream`. While the stream is being captured this ends the capture with an error, since a
+  /// graph frees only what it has allocated.
   void give_back(void* memory, cudaStream_t stream) noexcept {
     if (detail::is_captured(stream)) return keep(memory);
     static_cast<void>(cudaFreeAsync(memory, stream));
   }
-  /// Lets another GPU reach this memory, where the two are connected that closely.
+  /// Lets another GPU access this memory, if their connection allows that.
   /// @return  whether they are
   [[gnu::cold]] bool share_with(int device) {
     int own = 0;
@@ -76,7 +76,7 @@ class Pool {
     check(cudaMemPoolSetAccess(pool_, &access, 1), "share a memory pool");
     return true;
   }
-  /// For memory that nothing works on any more.
+  /// For memory that is not in use any more.
   [[nodiscard]] cudaStream_t own_stream() const noexcept { return own_.get(); }
 
   [[noreturn]] [[gnu::cold]] static void refuse(cudaError_t result, std::size_t bytes) {
@@ -91,13 +91,13 @@ class Pool {
   }
 
  private:
-  /// Earlier work on the memory may still be under way: it stays as long as the pool.
+  /// Earlier work may still use the memory, so it is kept as long as the pool.
   [[gnu::cold]] void keep(void* memory) noexcept {
     detail::capture_is_corrupted = true;
     try {
       std::lock_guard const lock(mutex_);
       kept_.push_back(memory);
-    } catch (...) {  // no memory: it stays for ever
+    } catch (...) {  // no memory: it is never freed
     }
   }
   template <class V> void set(cudaMemPoolAttr attribute, V value) {
@@ -114,7 +114,7 @@ namespace detail {
 struct StepPlace;
 }
 
-/// Where the calling thread's work goes just now: set while an engine calls a stage.
+/// The stream for the calling thread's work, set while an engine calls a stage.
 struct Place {
   cudaStream_t stream = nullptr;
   std::shared_ptr<Pool> const* pool = nullptr;
@@ -124,7 +124,7 @@ struct Place {
 namespace detail {
 inline thread_local Place place;
 
-/// Sets the place for as long as it lives.
+/// Sets the stream for as long as this object exists.
 class AtPlace {
  public:
   explicit AtPlace(Place const& here) noexcept : before_(std::exchange(place, here)) {}
@@ -137,12 +137,11 @@ class AtPlace {
 };
 }  // namespace detail
 
-/// The stream on which a stage enqueues its kernels: that of the rank it is called for. The null
-/// stream outside of a stage.
+/// The stream on which a stage enqueues its kernels: that of the rank for which it is called.
+/// Outside of a stage, the null stream.
 [[nodiscard]] inline cudaStream_t stream() noexcept { return detail::place.stream; }
 
-/// Page-locked host memory that keeps its capacity: what goes to and from the device without a
-/// detour.
+/// Page-locked host memory that keeps its capacity, for direct copies to and from the device.
 template <class T> class Pinned {
   static_assert(std::is_trivially_copyable_v<T>,
                 "stagger: pinned memory holds trivially copyable elements");
@@ -164,7 +163,7 @@ template <class T> class Pinned {
     if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
   }
 
-  /// Allocates only when more is needed than ever before; contents are then unspecified.
+  /// Allocates only if more is needed than ever before; contents are then unspecified.
   void resize(std::size_t size) {
     if (size > capacity_) {
       if (size > std::numeric_limits<std::size_t>::max() / sizeof(T))

@@ -7,9 +7,10 @@
 
 namespace stagger::cuda {
 
-/// Where an engine announces the actions it enqueues. `nvtx.hpp` has one for NVIDIA's profilers.
+/// The functions by which an engine announces the actions that it enqueues. `nvtx.hpp` has one for
+/// NVIDIA's profilers.
 struct Ranges {
-  void (*begin)(char const* name) = nullptr;  ///< the name stays only until it returns
+  void (*begin)(char const* name) = nullptr;  ///< the name is valid only until it returns
   void (*end)() = nullptr;
 };
 

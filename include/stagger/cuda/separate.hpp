@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What STAGGER_SEPARATE_COMPILATION_CUDA leaves out, once for a program:
-///         a pipeline on the GPUs of a process.
+/// @file   The definitions that STAGGER_SEPARATE_COMPILATION_CUDA leaves out: a pipeline on the
+///         GPUs of a process. Include it in one source file of a program.
 
 #include <stagger/cuda/gpus.hpp>
 #include <stagger/engine/make_session.hpp>

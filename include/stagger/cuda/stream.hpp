@@ -10,7 +10,7 @@
 
 namespace stagger::cuda {
 
-/// Owns an event without timing: made once, recorded again and again.
+/// Owns an event without timing, which is made once and recorded repeatedly.
 class Event {
  public:
   Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "create an event"); }
@@ -25,8 +25,8 @@ class Event {
 
   [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
 
-  /// Whether what was before the last record is done; true if it was never recorded.
-  /// @throws Error  what the device failed with
+  /// Whether the work before the last record is done; true if it was never recorded.
+  /// @throws Error the error of the device
   [[nodiscard]] bool done() const {
     cudaError_t const result = cudaEventQuery(event_);
     if (result == cudaErrorNotReady) return false;
@@ -40,19 +40,19 @@ class Event {
 
 namespace detail {
 
-/// Whether what a stream is given goes into a graph.
+/// Whether a stream is being captured into a graph.
 [[nodiscard]] [[gnu::cold]] inline bool is_captured(cudaStream_t stream) noexcept {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
          status != cudaStreamCaptureStatusNone;
 }
 
-/// Set where the calling thread met something that a graph cannot hold and could not throw.
+/// Set if the calling thread met something that a graph cannot contain, where it could not throw.
 inline thread_local bool capture_is_corrupted = false;
 
 }  // namespace detail
 
-/// What a stream is for: messages overtake compute where both want the device.
+/// The purpose of a stream: messages have priority over compute if both are waiting for the device.
 enum class Priority : bool { compute, message };
 
 /// Owns a stream of the current device that does not synchronise with the null stream.
@@ -85,7 +85,7 @@ class Stream {
   }
 
   /// Whether all of its work is done.
-  /// @throws Error  what the device failed with
+  /// @throws Error the error of the device
   [[nodiscard]] bool idle() const {
     cudaError_t const result = cudaStreamQuery(stream_);
     if (result == cudaErrorNotReady) return false;
@@ -100,7 +100,7 @@ class Stream {
 /// Events by number, made before a run and recorded again in each iteration.
 class EventTable {
  public:
-  /// Makes room for at least `count`; never gives back.
+  /// Makes at least `count` events; none is destroyed before the end.
   [[gnu::cold]] void reserve(std::size_t count) {
     events_.reserve(count);
     while (events_.size() < count) events_.emplace_back();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A tensor in device memory that keeps its capacity: what stages on a GPU exchange.
+/// @file   A tensor in device memory that keeps its capacity, for the values between stages on a
+///         GPU.
 
 #include <algorithm>
 #include <array>
@@ -19,8 +20,8 @@
 
 namespace stagger::cuda {
 
-/// A dense row-major array of up to four extents on the device. Inside a stage its memory comes
-/// from the rank's pool in the order of the rank's stream; outside, from the device at large.
+/// A dense row-major array of up to four extents on the device. Within a stage its memory comes
+/// from the rank's pool, in the order of the rank's stream; elsewhere, from the device directly.
 ///
 /// @tparam T  trivially copyable element, also a half-precision type
 template <class T = float> class Tensor : public stagger::detail::TensorShape {
@@ -49,14 +50,15 @@ template <class T = float> class Tensor : public stagger::detail::TensorShape {
   }
   ~Tensor() { release(); }
 
-  /// Sets the extents; allocates only when more elements are needed than ever before. Contents are
+  /// Sets the extents; allocates only if more elements are needed than ever before. Contents are
   /// then unspecified.
   /// @throws Error  if there is no such memory, or for more than 4 extents; the tensor is then as
   /// before
   void resize(std::initializer_list<std::size_t> extents) { take(TensorShape(extents)); }
   void resize_like(TensorShape const& other) { take(other); }
 
-  /// Enqueues a copy from or to host memory of `size()` elements, which must stay until it is done.
+  /// Enqueues a copy from or to host memory of `size()` elements, which must stay valid until it is
+  /// done.
   void upload(std::span<T const> from) {
     copy(data_, from.data(), from.size(), cudaMemcpyHostToDevice);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The transfer of values from GPU to GPU: their device memory, and all else that belongs
-///         to them.
+/// @file   The transfer of values from GPU to GPU: their device memory, and everything else that
+///         belongs to them.
 
 #include <cstddef>
 #include <type_traits>
@@ -14,16 +14,16 @@
 
 namespace stagger::cuda {
 
-/// How values of a type travel. The library knows
+/// How values of a type are sent. The library knows
 ///  - `cuda::Tensor`
 ///  - trivially copyable types without pointers, which stay on the host: they are copied as they
 ///    are once the stage that makes them has been called
 ///  - types with a member `fields()`, const and not, that returns a `std::tie` of types it knows:
 ///    `auto fields() { return std::tie(values, mask); }`
 ///
-/// Specialise it for a type that you cannot change: `write` and `read` carry everything but what
-/// lies in device memory, and `read` makes room for that; `blocks` visits that memory,
-/// (void* data, std::size_t bytes), in the same order at both ends.
+/// Specialise it for a type that you cannot change: `write` and `read` transfer everything except
+/// device memory, for which `read` allocates; `blocks` visits that memory, (void* data, std::size_t
+/// bytes), in the same order at both ends.
 template <class T> struct Wire {
   static constexpr bool exists = false;
 };
@@ -90,7 +90,8 @@ struct BlockVisit {
   void operator()(void* data, std::size_t bytes) const { call(self, data, bytes); }
 };
 
-/// `Wire` of a type that is only known at run time; null functions where values cannot travel.
+/// The `Wire` of a type that is known only at run time; functions are null if values cannot be
+/// sent.
 struct WireType {
   stagger::detail::SlotType const* type = nullptr;
   void (*write)(ByteWriter&, void const* value) = nullptr;

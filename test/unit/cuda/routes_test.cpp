@@ -46,10 +46,10 @@ struct Player {
         if (number == Routes::none) continue;
         auto const& route = routes.all()[number];
         auto const channel = routes.channels()[route.channel];
-        at(route.giver)
-            .push_back({Deed::Kind::give, route.giver, issue.index, in.signal[g], channel});
-        at(route.taker)
-            .push_back({Deed::Kind::take, route.taker, issue.index, in.signal[g], channel});
+        at(route.sender)
+            .push_back({Deed::Kind::give, route.sender, issue.index, in.signal[g], channel});
+        at(route.receiver)
+            .push_back({Deed::Kind::take, route.receiver, issue.index, in.signal[g], channel});
       }
     }
   }
@@ -71,7 +71,7 @@ struct Player {
           moved = true;
           continue;
         }
-        if (deed.kind == Deed::Kind::take) continue;  // moved by its giver
+        if (deed.kind == Deed::Kind::take) continue;  // moved by its sender
         auto const other = static_cast<std::size_t>(deed.channel.second);
         if (next[other] == deeds[other].size()) continue;
         Deed const& take = deeds[other][next[other]];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A thread of the engine, for steps that a coroutine awaits.
+/// @file   A thread of the engine that carries out the steps which a coroutine awaits.
 
 #include <stagger/core/requirements.hpp>
 
@@ -48,7 +48,7 @@ class Caller {
       if (quit_.load(std::memory_order_acquire)) return;
       ++served;
       step();
-      bool gone = false;  // what resumes may drop the last reference to the engine
+      bool gone = false;  // the coroutine may drop the last reference to the engine
       gone_ = &gone;
       std::exchange(then_, nullptr).resume();
       if (gone) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A machine whose ranks lie in memories apart from each other: each end of an edge has
-/// slots of its own, and parameters lie where they are used.
+/// @file   The state of a machine whose ranks have separate memories: each end of an edge has slots
+///         of its own, and parameters lie where they are used.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,19 +31,19 @@ struct DistributedState {
     return cell;
   }
 
-  /// Slots of the giver for the edge after a cell, apart from those of the taker.
+  /// The sender's slots for the edge after a cell, separate from those of the receiver.
   struct OwnSlots {
-    Slots y;   // outputs on their way to the next stage
-    Slots dx;  // gradients on their way back, of the next stage's input
+    Slots y;   // outputs for the next stage
+    Slots dx;  // gradients of the next stage's input, returned by it
   };
 
   /// Gives both ends of the edge after a cell slots of their own. Allocates only what earlier
   /// programs did not need.
   [[gnu::cold]] void part(std::size_t cell, OwnSlots& own) const {
-    auto& giver = machine.run.cells[cell].layers.back();
-    SlotType const& type = *giver.ops->output;
+    auto& sender = machine.run.cells[cell].layers.back();
+    SlotType const& type = *sender.ops->output;
     grow(own.y, type, program().cells[after(cell)].x_slots);
-    giver.y = places(own.y, type);
+    sender.y = places(own.y, type);
     if (!program().training) return;
     grow(own.dx, type, program().cells[cell].dy_slots);
     machine.run.cells[after(cell)].dx = places(own.dx, type);
@@ -52,7 +52,7 @@ struct DistributedState {
   [[nodiscard]] SlotType const& type_behind(std::size_t cell) const noexcept {
     return *machine.run.cells[cell].layers.back().ops->output;
   }
-  /// Where the giver of a value writes it, and where its taker reads it.
+  /// Where the sender of a value writes it, and where its receiver reads it.
   [[nodiscard]] void* given(std::size_t cell, bool forward, std::size_t slot) const noexcept {
     return forward ? machine.run.cells[cell].layers.back().y[slot]
                    : machine.run.cells[after(cell)].dx[slot];
@@ -62,11 +62,11 @@ struct DistributedState {
                    : machine.run.cells[cell].layers.back().dy[slot];
   }
 
-  // Of a row edge, between cells of differently replicated stages.
+  // The slots of a row edge, between cells of differently replicated stages.
 
-  /// Slots for the rows that cross it in one direction.
+  /// Slots for the rows that are sent over it in one direction.
   struct OwnRows {
-    Slots given;  // if the giver sends only some rows of a value
+    Slots given;  // if the sender sends only some rows of a value
     Slots taken;
   };
 
@@ -78,18 +78,18 @@ struct DistributedState {
     std::size_t const slots = forward ? from.y_slots : to.dx_slots;
     grow(own.given, type, slots);
     grow(own.taken, type, slots);
-    std::size_t const taker = forward ? edge.to : edge.from;
-    std::size_t const giver = forward ? edge.from : edge.to;
+    std::size_t const receiver = forward ? edge.to : edge.from;
+    std::size_t const sender = forward ? edge.from : edge.to;
     ReplicaRun& run = *machine.run.replica_run;
     for (RowSource& source : forward ? run.inputs : run.gradients)
-      if (source.cell == taker && source.maker == giver)
-        source = {taker, giver, places(own.taken, type), true};
+      if (source.cell == receiver && source.maker == sender)
+        source = {receiver, sender, places(own.taken, type), true};
   }
-  /// How many rows of a microbatch cross it.
+  /// How many rows of a microbatch are sent over it.
   [[nodiscard]] std::size_t rows_across(RowEdge edge, std::size_t microbatch) const noexcept {
     return rows_of(edge.from, microbatch).common(rows_of(edge.to, microbatch)).count();
   }
-  /// What the giver sends: its value, or a copy of some rows, which is enqueued.
+  /// What the sender sends: its value, or a copy of some rows, which is enqueued.
   [[nodiscard]] void* given(RowEdge edge, bool forward, std::size_t slot, std::size_t microbatch,
                             OwnRows const& own) const {
     void* const value =
@@ -106,8 +106,8 @@ struct DistributedState {
     return machine.run.replica_run->cells[cell].rows[microbatch];
   }
 
-  /// From now on the owners of a stage, whose memories are apart, update their own values; the
-  /// gradients of each are then those of all. The first one adds up squares.
+  /// From now on the owners of a stage, whose memories are separate, update their own values; each
+  /// then has the sum of all gradients. The first one adds up squares.
   /// @param cell  of the first owner
   [[gnu::cold]] void update_apart(std::size_t first) const {
     int const stage = program().cells[first].stage;
@@ -137,7 +137,7 @@ struct DistributedState {
 
   /// Moves the parameters of a cell, first owners first.
   /// @param memory  of the cell's rank
-  /// @param home    of the stage's values, unless the cell has its own
+  /// @param home  memory of the stage's values, unless the cell has its own
   [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory,
                             ParameterMemory const* home) const {
     each_layer(cell, [&](std::size_t l, GradientShare* share) {
@@ -146,7 +146,8 @@ struct DistributedState {
     });
   }
 
-  /// Visits the layers of a cell: number, and the share of an owner who is not the first.
+  /// Visits the layers of a cell with their number and, for an owner that is not the first, its
+  /// share.
   template <class Visit> void each_layer(std::size_t cell, Visit visit) const {
     std::size_t const owner = cell - first_owner(cell);
     int const stage = program().cells[cell].stage;
@@ -165,7 +166,7 @@ struct DistributedState {
     list = std::move(kept);
   }
 
-  /// Brings back what a failed step has changed of a rank's parameters.
+  /// Restores the parameters of a rank that a failed step has changed.
   [[gnu::cold]] void undo(std::size_t rank) const {
     if (!program().training) return;
     for (std::size_t c = 0; c < program().cells.size(); ++c) {

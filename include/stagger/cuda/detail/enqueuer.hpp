@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The enqueueing of one iteration onto the streams of GPUs, by one thread.
+/// @file   The enqueueing of one iteration on the streams of GPUs, by one thread.
 
 #include <cstddef>
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace stagger::cuda::detail {
 
-/// Enqueues a step, whether devices carry it out or a graph records it.
+/// Enqueues a step, which devices carry out or a graph records.
 class Enqueuer {
  protected:
   Enqueuer(stagger::detail::Machine& machine, GpusOptions const& options,
@@ -78,7 +78,7 @@ class Enqueuer {
     }
   }
 
-  /// What CUDA refused, on any GPU, twice in a step that was decided.
+  /// The error of a call that CUDA has refused twice, on any GPU, in a step that was decided.
   [[nodiscard]] cudaError_t refused() const noexcept {
     for (std::size_t g = 0; g < gpus_->size(); ++g)
       if (auto const result = (*gpus_)[g].iteration.refused(); result != cudaSuccess) return result;
@@ -111,7 +111,7 @@ class Enqueuer {
   [[nodiscard]] bool clips() const noexcept {
     return machine_.program().training && machine_.options().clip_norm.has_value();
   }
-  /// Whether processes must know of each other that they have reached the updates.
+  /// Whether processes must tell each other that they have reached the updates.
   [[nodiscard]] bool commits_together() const noexcept {
     return gpus_->processes() != nullptr && machine_.program().training &&
            machine_.program().flushes;
@@ -183,8 +183,8 @@ class Enqueuer {
     carry_out(rank, r, in);
   }
 
-  /// All calls that CUDA and NCCL may refuse come before the updates; on the devices, too, all
-  /// ranks of all processes come before them.
+  /// Enqueues the updates after all calls that CUDA and NCCL may refuse. On the devices, too, they
+  /// follow the work of all ranks of all processes.
   void launch_updates() {
     if (machine_.failed()) return;
     if (clips() || commits_together()) square_sums_.share();

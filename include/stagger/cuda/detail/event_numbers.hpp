@@ -12,12 +12,12 @@
 namespace stagger::cuda::detail {
 
 /// Numbers of the events of one iteration in flight. First come the events of signals, one for each
-/// time that a signal is given, on the GPU that waits; then, in the table of every GPU alike, those
-/// of slots of routes, of owners, one for each stream that an iteration forks to and joins, its
-/// start, one for each rank, one for each group of gradients, and the end.
+/// time that a signal is given, in the table of the GPU that waits. Then, in the table of every
+/// GPU, come those of the slots of routes, of owners, of each stream that an iteration forks to and
+/// joins, of the start, of each rank, of each group of gradients, and of the end.
 class EventNumbers {
  public:
-  /// @param gpu      [ranks] of this process; its number of GPUs, `gpus`: of another
+  /// @param gpu      [ranks] GPU of this process, or `gpus` for a rank of another process
   /// @param streams  of channels and groups
   [[gnu::cold]] void load(Program const& program, Routes const& routes,
                           List<std::size_t> const& gpu, std::size_t gpus, std::size_t streams) {
@@ -30,8 +30,8 @@ class EventNumbers {
     first_.clear();
     for (std::size_t s = 0; s < gives.size(); ++s) {
       auto const route = routes.route_of(s);
-      std::size_t const of =
-          route != Routes::none ? gpu[routes.all()[route].taker] : gpu[program.signals[s].sender];
+      std::size_t const of = route != Routes::none ? gpu[routes.all()[route].receiver]
+                                                   : gpu[program.signals[s].sender];
       gpu_.push_back(of);
       first_.push_back(used[of]);
       used[of] += gives[s];
@@ -44,10 +44,11 @@ class EventNumbers {
     count_ = groups_ + program.groups.size() + 1;
   }
 
-  /// The GPU whose table has those of a signal; the number of GPUs: another process has it.
+  /// The GPU whose table has the events of a signal; the number of GPUs if it is in another
+  /// process.
   [[nodiscard]] std::size_t gpu(std::size_t signal) const noexcept { return gpu_[signal]; }
   [[nodiscard]] std::size_t signals() const noexcept { return gpu_.size(); }
-  /// @param time  that it is given, counted from 0
+  /// @param time  how often it was given before
   [[nodiscard]] std::size_t signal(std::size_t signal, std::size_t time) const noexcept {
     return first_[signal] + time;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What must be equal in all processes before they train together.
+/// @file   The facts that must be equal in all processes before they train together.
 
 #include <cstddef>
 #include <cstdint>

@@ -13,8 +13,8 @@
 
 namespace stagger::cuda::detail {
 
-/// What a graph was recorded with: the objects of a batch, byte by byte, since they hold the
-/// addresses that its kernels were given, and the weights of its terms.
+/// The arguments with which a graph was recorded: the objects of a batch, byte by byte, since they
+/// contain the addresses that were passed to its kernels, and the weights of its terms.
 class RecordedArguments {
  public:
   [[nodiscard]] bool same(stagger::detail::StepArguments const& now, std::size_t count) const {
@@ -47,8 +47,8 @@ class RecordedArguments {
   std::vector<std::byte> bytes_;
 };
 
-/// One graph for each iteration in flight, over all GPUs of this process: the streams of the others
-/// belong to the capture of the first one's. Launching a graph of each GPU would be several calls,
+/// One graph for each iteration in flight, over all GPUs of this process: streams of all GPUs take
+/// part in the capture of the first one's. Launching a graph for each GPU would take several calls,
 /// of which one may block until the next is made, or be refused when others have begun.
 class GraphCache {
  public:
@@ -56,7 +56,7 @@ class GraphCache {
       : streams_(streams), cached_(std::max(slots, 0)), counts_(counts ? counts : &own_counts_) {}
 
   [[nodiscard]] GraphCounts& counts() const noexcept { return *counts_; }
-  /// Another program is loaded.
+  /// Called when another program is loaded.
   void forget() noexcept {
     for (auto& cached : cached_) cached.current = false;
   }
@@ -71,14 +71,14 @@ class GraphCache {
       else
         streams_.wait(gpus()[g].home, streams_.end_of(last_, 0));
   }
-  /// Which iteration was the last; none: all that were have ended.
+  /// The last iteration; none if all have ended.
   void went(std::size_t slot, bool replayed) noexcept {
     last_ = slot;
     last_replayed_ = replayed;
   }
 
-  /// Whether an iteration must be recorded, since the batch is another than the graph was made for,
-  /// here or in another process.
+  /// Whether an iteration must be recorded, since here or in another process the batch is not the
+  /// one that the graph was made for.
   [[nodiscard]] bool stale(std::size_t slot, stagger::detail::StepArguments const& arguments) {
     Cached const& cached = cached_[slot];
     bool const own = !cached.current || !cached.arguments.same(arguments, microbatches());
@@ -121,7 +121,7 @@ class GraphCache {
     cached_[slot].graph.replay(gpus()[0].home, *counts_);
   }
 
-  /// Destroys all graphs: until then NCCL keeps what they refer to.
+  /// Destroys all graphs. Until then NCCL keeps the objects that they use.
   [[gnu::cold]] void drop() noexcept {
     for (auto& cached : cached_) cached = Cached();
   }

@@ -14,11 +14,11 @@
 
 namespace stagger::cuda::detail {
 
-/// The sum of one gradient group over the members of a replica group, which `select` names.
-/// Each member takes the others' gradients of its part of each layer, adds them in the order of
-/// holders, and hands the sums over (reduce-scatter, then all-gather). Or the sum is one all-reduce
-/// of the library that joins the processes, where the collective says so, and for two holders,
-/// whose order does not matter.
+/// The sum of one gradient group over the members of a replica group, which `select` names. Each
+/// member receives the others' gradients of its part of each layer, adds them in the order of
+/// holders, and sends the sums to the others (a reduce-scatter, then an all-gather). If the
+/// collective says so, or if there are two holders, whose order does not matter, the sum is instead
+/// one all-reduce of the library that connects the processes.
 class GroupReduction {
  public:
   GroupReduction(Streams& streams, ParameterKernels const* kernels,
@@ -37,7 +37,7 @@ class GroupReduction {
     return c;
   }
 
-  /// Takes those layers of a gradient group that have parameters, at each member.
+  /// Selects the layers of a gradient group that have parameters, at each member.
   void select(std::size_t gradients, ReplicaGroup const& group) {
     auto const& layers = state_.program().groups[gradients];
     stage_ = layers.stage;
@@ -58,7 +58,7 @@ class GroupReduction {
     }
   }
 
-  /// Memory for the gradients that members take from each other.
+  /// Memory for the gradients that members receive from each other.
   [[gnu::cold]] void make_room(ReplicaGroup const& group) const {
     if (by_library(group)) return;
     for (std::size_t m = 0; m < group.members.size(); ++m) {
@@ -92,7 +92,7 @@ class GroupReduction {
     ParameterView const* views;
     std::size_t parts;
 
-    /// What member p of the group adds up.
+    /// The part that member p of the group adds up.
     [[nodiscard]] Block part(std::size_t p) const noexcept {
       auto const range = parameters->part(p, parts);
       return {static_cast<std::byte*>(views[0].gradient) + range.first, range.last - range.first};
@@ -118,7 +118,7 @@ class GroupReduction {
     for (Summand const& each : summands_) sent += {1, each.size * element_bytes(each.type)};
     count(group, sent);
   }
-  /// What this process's member of a group has sent to the others.
+  /// Counts what this process's member of a group has sent to the others.
   void count(ReplicaGroup const& group, TrafficCount const& sent) const {
     std::size_t const cell = cell_of(stage_, group.members.front()->gpu);
     streams_.machine().traffic.add_to_step(state_.rank_of(cell), TrafficKind::gradient_sums, sent);
@@ -199,11 +199,11 @@ class GroupReduction {
   std::vector<Exchange> exchanges_;
 };
 
-/// Holders of a stage that lie on GPUs of their own form a replica group. As soon as the last
+/// The holders of a stage that are on different GPUs form a replica group. As soon as the last
 /// backward of a gradient group is enqueued, its sum (`GroupReduction`) is put after it on a stream
-/// of each member. All members enqueue it where the first holder reaches it in `Routes::order`, so
-/// that all GPUs and processes add up in one order. Each holder then updates by itself. Holders
-/// that share a GPU add up there, as on threads, and have no group here.
+/// of each member. All members enqueue it at the place of the first holder in `Routes::order`, so
+/// that all GPUs and processes make their sums in the same order. Each holder then updates its own
+/// values. Holders that share a GPU add up there, as on threads, and form no group.
 class GroupSums {
  public:
   GroupSums(Streams& streams, ParameterKernels const* kernels)
@@ -211,7 +211,7 @@ class GroupSums {
 
   /// Connects the groups, before the streams of the program are loaded.
   /// @param places  [ranks]
-  /// @throws Error  bad_configuration where some holders of a stage share a GPU, and others do not
+  /// @throws Error  bad_configuration if some holders of a stage share a GPU and others do not
   [[gnu::cold]] void connect(std::vector<int> const& places) {
     auto const& program = state_.program();
     std::vector<std::vector<int>> wanted;
@@ -239,7 +239,7 @@ class GroupSums {
       if (group != Streams::none) group = numbers[group];
   }
 
-  /// After `connect`, once parameters lie where they are used.
+  /// Called after `connect`, once parameters lie where they are used.
   [[gnu::cold]] void load() {
     auto const& program = state_.program();
     ready_ = List<std::size_t>(program.cells.size(), Streams::none);
@@ -258,11 +258,11 @@ class GroupSums {
 
   void begin_step() noexcept { std::fill(begun_.begin(), begun_.end(), false); }
 
-  /// Whether the holders of a cell's stage lie on GPUs of their own.
+  /// Whether the holders of a cell's stage are on different GPUs.
   [[nodiscard]] bool apart(std::size_t cell) const noexcept {
     return group_of_[state_.program().cells[cell].stage] != Streams::none;
   }
-  /// Whether the time of a sum counts: where the first holder runs.
+  /// Whether the time of a sum is measured here: where the first holder runs.
   [[nodiscard]] bool measures(Instruction const& in) const noexcept {
     return in.part() == 0 && streams_.own(state_.rank_of(in.cell));
   }
@@ -286,20 +286,20 @@ class GroupSums {
            [&] { reduction_.enqueue(group, [&] { wait_for_each_other(in, group); }); });
     for (auto const& member : group.members) record(in, *member);
   }
-  /// The stream of a rank that has a `reduce` waits for the sum.
+  /// Lets the stream of a rank with a `reduce` wait for the sum.
   void await(std::size_t rank, Instruction const& in) const {
     for (auto const& member : group_of(in.stage).members)
       streams_.wait(streams_.compute(rank), summed(in, *member));
   }
 
-  /// Updates of a rank's stages by their holders but the first.
+  /// Enqueues the updates of a rank's stages by all their holders except the first.
   void update(std::size_t rank) const {
     for (std::size_t c = 0; c < state_.program().cells.size(); ++c)
       if (state_.rank_of(c) == rank && apart(c)) state_.update(c);
   }
 
-  /// Adds up what each process has measured of the groups of the program, so that all decide from
-  /// the same times.
+  /// Adds up the times that each process has measured for the groups of the program, so that all
+  /// decide from the same times.
   [[gnu::cold]] void share(double* backward_s, double* sum_s) const {
     for (double* const times : {backward_s, sum_s})
       gpus().processes()->add_up(std::span(times, state_.program().groups.size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The outcome of the iterations that devices have been given.
+/// @file   The iterations that devices have been given, and their outcomes.
 
 #include <algorithm>
 #include <cstddef>
@@ -41,7 +41,7 @@ class InFlight {
     all_[slot] = {};
   }
   void replays() noexcept { all_[slot_].replayed = true; }
-  /// It has been enqueued.
+  /// The iteration has been enqueued.
   void went(bool decided) noexcept {
     all_[slot_].enqueued = true;
     all_[slot_].decided = decided;
@@ -53,13 +53,13 @@ class InFlight {
     try {
       return has_finished(slot);
     } catch (...) {
-      return true;  // `await` tells
+      return true;  // reported by `await`
     }
   }
 
-  /// Waits for an iteration. All before it must have been awaited.
-  /// @param step  its number, for an error; 0: none is named
-  /// @return  what it ended with; null: it went well
+  /// Waits for an iteration. All earlier ones must have been awaited.
+  /// @param step  its number for an error message; 0: it is not named
+  /// @return the error with which it ended; null: it succeeded
   [[nodiscard]] std::exception_ptr await(std::size_t slot, std::int64_t step,
                                          double grace_s = 0) noexcept {
     all_[slot].enqueued = false;
@@ -72,21 +72,21 @@ class InFlight {
       }
     return lost_ ? reason_ : nullptr;
   }
-  /// Waits for all iterations but the current one; they count as in flight still.
+  /// Waits for all iterations except the current one; they still count as in flight.
   [[nodiscard]] std::exception_ptr wait_for_others() noexcept {
     for (std::size_t i = 1; i < slots(); ++i)
       if (all_[after(i)].enqueued)
         if (auto failure = wait_for(after(i), 0)) return failure;
     return nullptr;
   }
-  /// Awaits all that is in flight, no longer than the deadline.
+  /// Waits for all iterations in flight, for at most the deadline.
   void await_all() noexcept {
     for (std::size_t i = 1; i <= slots(); ++i)
       if (all_[after(i)].enqueued) static_cast<void>(await(after(i), 0));
   }
 
-  /// Waits until the devices have nothing to do.
-  /// @param grace_s  for that, where something else has failed
+  /// Waits until the devices are idle.
+  /// @param grace_s  how long to wait if something else has failed
   [[nodiscard]] std::exception_ptr wait_for_all(double grace_s = 0) noexcept {
     return wait_policy_.wait(
         slot_, all_[slot_].replayed, [this] { return streams_.idle(); }, grace_s);
@@ -111,7 +111,7 @@ class InFlight {
     return !stuck_ && !decided && !corrupted_;
   }
 
-  /// Ends the step with an error that it may have been decided before.
+  /// Ends the step with an error even if it was decided already.
   [[gnu::cold]] void lose(std::exception_ptr failure, bool decided) noexcept {
     if (!reason_) reason_ = failure;
     corrupted_ = corrupted_ || decided;
@@ -140,7 +140,7 @@ class InFlight {
         slot, all_[slot].replayed, [&] { return has_finished(slot); }, grace_s);
   }
 
-  /// Ends all communication between processes, and with it what waits for messages.
+  /// Ends all communication between processes, and thereby everything that waits for messages.
   [[gnu::cold]] void abort() noexcept {
     lost_ = true;
     auto* const processes = streams_.gpus().processes();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Numbers that go to the GPU before an iteration and come back after it, in one block each
-/// way.
+/// @file   The numbers that are copied to the GPU before an iteration and back after it, in one
+///         block for each direction.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,11 +15,11 @@
 
 namespace stagger::cuda::detail {
 
-/// The numbers of the step and of the optimizer go to the GPU; losses and the gradients' norm come
-/// back.
+/// The numbers of the step and of the optimizer are copied to the GPU; losses and the norm of the
+/// gradients are copied back.
 class Iteration {
  public:
-  /// Makes room for what a program needs. Never gives back.
+  /// Allocates what a program needs. Nothing is freed before the end.
   /// @param slots  iterations that may be in flight: each has a block of host memory of its own
   template <class Machine>
   [[gnu::cold]] void load(Machine const& machine, ParameterKernels const* kernels,
@@ -74,13 +74,13 @@ class Iteration {
                           cudaMemcpyHostToDevice, stream.get()),
           "send the numbers of a step");
   }
-  /// Enqueues the copy back, after all work of the iteration. @return what CUDA answered
+  /// Enqueues the copy back, after all work of the iteration. @return the result of CUDA
   [[nodiscard]] cudaError_t fetch(Stream const& stream, std::size_t slot) const noexcept {
     return cudaMemcpyAsync(host_.data() + slot * bytes_ + scales_, device_.data() + scales_,
                            bytes_ - scales_, cudaMemcpyDeviceToHost, stream.get());
   }
 
-  /// What came back, [loss_count()]: losses that kernels of this device have computed, else 0.
+  /// [loss_count()] the losses that kernels of this device have computed; otherwise 0.
   [[nodiscard]] double const* losses(std::size_t slot) const noexcept {
     return reinterpret_cast<double const*>(host_.data() + slot * bytes_ + losses_);
   }
@@ -93,7 +93,7 @@ class Iteration {
     return scale.norm;
   }
 
-  /// What CUDA refused after the step was decided.
+  /// The error of a call that CUDA refused after the step was decided.
   [[nodiscard]] cudaError_t refused() const noexcept { return refused_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The messages of a program between GPUs, where their values lie, and what waits for them.
+/// @file   The messages of a program between GPUs: where their values lie, and what waits for them.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,14 +20,15 @@
 
 namespace stagger::cuda::detail {
 
-/// Slots of both ends of each route. Each end has its own, so that a value can be sent while the
-/// last one is still being read.
+/// The slots at both ends of each route. Each end has its own, so that a value can be sent while
+/// the previous one is still being read.
 class RouteValues {
  public:
   RouteValues(stagger::detail::Machine& machine, Wires const& wires)
       : distributed_{machine}, wires_(wires) {}
 
-  /// Makes the slots. @throws Error  bad_configuration for a value that cannot travel
+  /// Makes the slots.
+  /// @throws Error bad_configuration for a value that cannot be sent
   [[gnu::cold]] void load(Routes const& routes) {
     auto const& program = distributed_.program();
     if (slots_.size() < program.cells.size())
@@ -44,7 +45,7 @@ class RouteValues {
     }
   }
 
-  /// How the values after a cell travel.
+  /// The functions that send the values after a cell.
   [[nodiscard]] WireType const& wire(std::size_t cell) const {
     auto const& type = distributed_.type_behind(cell);
     for (std::size_t i = 0; i < wires_.count; ++i)
@@ -56,11 +57,11 @@ class RouteValues {
   }
   [[nodiscard]] bool shapes_change() const noexcept { return wires_.shapes_change; }
 
-  /// Number, over all routes, of the slot that an instruction gives or takes.
+  /// The number, over all routes, of the slot that an instruction sends or receives.
   [[nodiscard]] static std::size_t slot(Route const& route, Instruction const& in) noexcept {
     return route.first_slot + slot_of_route(route, in);
   }
-  /// Whether no row of the microbatch takes a route.
+  /// Whether no row of the microbatch is sent over a route.
   [[nodiscard]] bool empty(Route const& route, Instruction const& in) const noexcept {
     return route.row_edge != Route::whole &&
            distributed_.rows_across(row_edge_of(route), in.microbatch) == 0;
@@ -72,13 +73,13 @@ class RouteValues {
     return distributed_.given(row_edge_of(route), route.forward, slot, in.microbatch,
                               rows_[number]);
   }
-  /// Where it is received.
+  /// The place where it is received.
   [[nodiscard]] void* taken(Route const& route, std::size_t number, Instruction const& in) const {
     std::size_t const slot = slot_of_route(route, in);
     return route.row_edge == Route::whole ? distributed_.taken(route.cell, route.forward, slot)
                                           : rows_[number].taken[slot];
   }
-  /// Whether an instruction gathers what has come over a route.
+  /// Whether an instruction gathers what has arrived over a route.
   [[nodiscard]] bool gathers(Route const& route, Instruction const& in) const noexcept {
     if (route.row_edge == Route::whole ||
         in.op != (route.forward ? Op::gather_input : Op::gather_gradient))
@@ -112,22 +113,22 @@ class Transfer {
     from_.clear();
     to_.clear();
   }
-  /// Adds one block. An end that is not of this process may have no memory.
+  /// Adds one block. An end in another process need not have memory.
   void add(std::span<std::byte> from, std::span<std::byte> to) {
     from_.push_back({from.data(), from.size()});
     to_.push_back({to.data(), to.size()});
   }
-  /// Adds the blocks of a value, where this process has the giver, or the taker.
+  /// Adds the blocks of a value for the end that is in this process, the sender or the receiver.
   void add_given(WireType const& type, void* value) { collect(type, value, from_); }
   void add_taken(WireType const& type, void* value) { collect(type, value, to_); }
 
-  /// What is given, in bytes.
+  /// The size of what is sent, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     std::uint64_t sum = 0;
     for (Block const& block : from_) sum += block.bytes;
     return sum;
   }
-  /// A channel waits for all that the stream of a rank has been given so far.
+  /// Lets a channel wait for everything that was enqueued on a rank's stream so far.
   void follow(std::size_t rank, std::size_t number) const {
     if (!streams_.own(rank)) return;
     auto& made = streams_.event(streams_.gpu_of(rank), streams_.numbers().rank(rank));
@@ -138,14 +139,14 @@ class Transfer {
   void enqueue(std::size_t number) const {
     auto const& [places, gpu, stream] = streams_.gpus().channels()[number];
     if (from_.empty() && to_.empty()) return;
-    std::size_t const giver = streams_.gpus().at(places.first);
+    std::size_t const sender = streams_.gpus().at(places.first);
     if (auto* const processes = streams_.gpus().processes())
-      return giver < streams_.gpus().size() ? processes->send(number, from_)
-                                            : processes->receive(number, to_);
+      return sender < streams_.gpus().size() ? processes->send(number, from_)
+                                             : processes->receive(number, to_);
     streams_.use(gpu);
     for (std::size_t i = 0; i < from_.size(); ++i)
       streams_.ask(
-          [&] { return streams_.gpus().copy(to_[i], gpu, from_[i].data, giver, stream->get()); },
+          [&] { return streams_.gpus().copy(to_[i], gpu, from_[i].data, sender, stream->get()); },
           "copy a value to another GPU");
   }
 
@@ -162,9 +163,10 @@ class Transfer {
   std::vector<Block> from_, to_;
 };
 
-/// Within this process a message is a copy, on a stream of the GPU that receives it; to another
-/// process it is a send here and a receive there. In both cases the rank that made the value
-/// continues at once, and waits only before it overwrites the value.
+/// Sends and receives the messages of a program. Within this process a message is a copy on a
+/// stream of the receiving GPU; to another process it is a send here and a receive there. In both
+/// cases the rank that made the value continues at once, and waits only before it overwrites the
+/// value.
 class Messages {
  public:
   Messages(Streams& streams, Wires const& wires)
@@ -191,7 +193,7 @@ class Messages {
     std::fill(freed_.begin(), freed_.end(), false);
   }
 
-  /// The stream of a rank waits for what an instruction needs.
+  /// Lets the stream of a rank wait for what an instruction needs.
   void await(stagger::detail::RankState& rank, std::size_t r, Instruction const& in) {
     std::size_t const gpu = streams_.gpu_of(r);
     streams_.use(gpu);
@@ -210,8 +212,8 @@ class Messages {
     } while (++one != rank.end && one->op == Op::pass);
   }
 
-  /// Sends the messages and records the events that follow an instruction, of a rank of any
-  /// process.
+  /// Sends the messages and records the events that follow an instruction of a rank, of this
+  /// process or another.
   void give(Issue const& issue, Instruction const& in) {
     for (unsigned g = 0; g < in.signal_count; ++g) {
       std::uint32_t const signal = in.signal[g];
@@ -229,21 +231,21 @@ class Messages {
     if (in.op == Op::gather_input || in.op == Op::gather_gradient) free_rows(issue.rank, in);
   }
 
-  /// The stream of a rank waits for the gradients of other owners of its stages.
+  /// Lets the stream of a rank wait for the gradients of other owners of its stages.
   void await_gradients(std::size_t rank) {
     for (std::size_t n = 0; n < routes_.owners().size(); ++n)
-      if (routes_.owners()[n].taker == rank) streams_.wait(streams_.compute(rank), handed_in(n));
+      if (routes_.owners()[n].receiver == rank) streams_.wait(streams_.compute(rank), handed_in(n));
   }
-  /// And until its own gradients, which become zero, have been read.
+  /// Likewise until its own gradients have been read, since they are set to zero.
   void await_handing_in(std::size_t rank) {
     for (std::size_t n = 0; n < routes_.owners().size(); ++n)
-      if (routes_.owners()[n].giver == rank) streams_.wait(streams_.compute(rank), handed_in(n));
+      if (routes_.owners()[n].sender == rank) streams_.wait(streams_.compute(rank), handed_in(n));
   }
 
   /// Sends updated values to the other owners of a rank's stages.
   void send_values(std::size_t rank) {
     for (auto const& owner : routes_.owners()) {
-      if (owner.taker != rank || !(streams_.own(rank) || streams_.own(owner.giver))) continue;
+      if (owner.receiver != rank || !(streams_.own(rank) || streams_.own(owner.sender))) continue;
       transfer_.clear();
       distributed_.each_layer(owner.cell, [&](std::size_t l, GradientShare* share) {
         auto const values = distributed_.parameters(l).values();
@@ -267,18 +269,18 @@ class Messages {
   void record(std::size_t rank, std::size_t event) const {
     streams_.record(streams_.compute(rank), streams_.event(streams_.gpu_of(rank), event));
   }
-  /// What a rank of this process has just sent to another process.
+  /// Counts what a rank of this process has just sent to another process.
   void count(std::size_t rank, TrafficKind kind) const {
     if (processes() != nullptr && streams_.own(rank))
       streams_.machine().traffic.add_to_step(rank, kind, {1, transfer_.bytes()});
   }
-  /// The event that the gradients of another owner have been read, and have arrived.
+  /// Records the event that the gradients of another owner have arrived and been read.
   [[nodiscard]] Event& handed_in(std::size_t owner) const noexcept {
     return streams_.event(channel(channel_[routes_.owners()[owner].channel]).gpu,
                           streams_.numbers().owner(owner));
   }
 
-  /// A rank has read, for the last time, what came for a microbatch.
+  /// Called when a rank has read for the last time what it received for a microbatch.
   void free_values(std::size_t rank, Instruction const& in) {
     auto const free = [&](std::uint32_t number, std::size_t slot) {
       if (number != Routes::none) free_slot(rank, routes_.all()[number].first_slot + slot);
@@ -286,7 +288,7 @@ class Messages {
     free(routes_.route_into(in.cell), in.x);
     free(routes_.route_back_to(in.cell), in.dy);
   }
-  /// And the rows that it has gathered.
+  /// Likewise for the rows that it has gathered.
   void free_rows(std::size_t rank, Instruction const& in) {
     for (auto const& route : routes_.all())
       if (values_.gathers(route, in)) free_slot(rank, RouteValues::slot(route, in));
@@ -300,8 +302,8 @@ class Messages {
   /// @param arrival  number of the event that the receiver waits for
   void send(std::uint32_t number, Instruction const& in, std::size_t arrival) {
     Route const& route = routes_.all()[number];
-    bool const gives = streams_.own(route.giver);
-    bool const takes = streams_.own(route.taker);
+    bool const gives = streams_.own(route.sender);
+    bool const takes = streams_.own(route.receiver);
     if (!gives && !takes) return;
     std::size_t const channel_number = channel_[route.channel];
     Channel const& over = channel(channel_number);
@@ -315,32 +317,32 @@ class Messages {
     transfer_.clear();
     header_.clear();
     if (gives) {
-      streams_.use(streams_.gpu_of(route.giver));
-      AtPlace const here(streams_.place_of(route.giver));
+      streams_.use(streams_.gpu_of(route.sender));
+      AtPlace const here(streams_.place_of(route.sender));
       void* const value = values_.given(route, number, in);
       type.write(header_, value);
       transfer_.add_given(type, value);
     }
     if (gives != takes) tell_shape(number, in, channel_number, gives);
-    transfer_.follow(route.giver, channel_number);
+    transfer_.follow(route.sender, channel_number);
     if (takes) {
       streams_.use(over.gpu);
       if (freed_[slot])
         streams_.wait(*over.stream, streams_.event(over.gpu, streams_.numbers().slot(slot)));
-      AtPlace const here(streams_.place_of(route.taker, *over.stream));
+      AtPlace const here(streams_.place_of(route.receiver, *over.stream));
       ByteReader reader(header_.data(), header_.size());
       void* const copy = values_.taken(route, number, in);
       type.read(reader, copy);
       transfer_.add_taken(type, copy);
     }
     transfer_.enqueue(channel_number);
-    count(route.giver, route.forward ? TrafficKind::activations : TrafficKind::gradients);
+    count(route.sender, route.forward ? TrafficKind::activations : TrafficKind::gradients);
     streams_.record(*over.stream, passed);
     if (gives) read_[slot] = &passed;
   }
 
-  /// Sends all of a value but its device memory to another process, in the first step of a program
-  /// or in each.
+  /// Sends the part of a value that is not in device memory to another process, in the first step
+  /// of a program or in every step.
   [[gnu::cold]] void tell_shape(std::uint32_t number, Instruction const& in, std::size_t over,
                                 bool gives) {
     auto const microbatches = static_cast<std::uint32_t>(streams_.machine().program().microbatches);
@@ -366,7 +368,7 @@ class Messages {
   void hand_in(std::size_t rank) {
     for (std::size_t n = 0; n < routes_.owners().size(); ++n) {
       OwnerRoute const& owner = routes_.owners()[n];
-      if (owner.giver != rank || !(streams_.own(rank) || streams_.own(owner.taker))) continue;
+      if (owner.sender != rank || !(streams_.own(rank) || streams_.own(owner.receiver))) continue;
       transfer_.clear();
       distributed_.each_layer(owner.cell, [&](std::size_t, GradientShare* share) {
         if (share->gradients().empty()) return;
@@ -389,8 +391,8 @@ class Messages {
   FixedArray<ByteWriter> shapes_;  // [routes][microbatches] that other processes know
 
   // Of the step.
-  List<Event const*> read_;  // [slots] recorded when the giver's copy was read; null: not yet given
-  std::vector<bool> freed_;  // [slots] whether the taker has said that it may be written
+  List<Event const*> read_;  // [slots] recorded when the sender's copy was read; null: not sent yet
+  std::vector<bool> freed_;  // [slots] whether the receiver has said that it may be overwritten
   ByteWriter header_;
   Transfer transfer_;
 };

@@ -11,7 +11,7 @@
 
 namespace stagger::cuda::detail {
 
-/// How values travel between layers.
+/// How values are sent between layers.
 struct Wires {
   WireType const* table = nullptr;
   std::size_t count = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   On which GPU parameters lie, and how a process gets those of others.
+/// @file   The GPUs on which parameters lie, and the transfer of other processes' parameters.
 
 #include <cstddef>
 #include <cstring>
@@ -14,8 +14,8 @@
 
 namespace stagger::cuda::detail {
 
-/// Host memory in which parameters wait until a program says which GPU needs them. Those of stages
-/// that other processes run stay there. No step works on them.
+/// Host memory for parameters until a program determines which GPU needs them. Those of stages that
+/// other processes run stay there. Steps do not use them.
 [[nodiscard]] inline ParameterMemory staging_memory() noexcept {
   ParameterMemory memory{};
   memory.device = -1;
@@ -40,8 +40,8 @@ namespace stagger::cuda::detail {
   return memory;
 }
 
-/// Parameters go to the GPU of their first owner; where that is of another process, to one that
-/// uses them; else they stay.
+/// Moves parameters to the GPU of their first owner; if that is in another process, to a GPU here
+/// that uses them; otherwise they stay.
 /// @param memories  [GPUs of this process]
 [[gnu::cold]] inline void settle_parameters(Streams const& streams,
                                             List<ParameterMemory> const& memories) {
@@ -61,7 +61,7 @@ namespace stagger::cuda::detail {
   }
 }
 
-/// Brings values and optimizer state of every layer from the process that updates it.
+/// Sends the values and the optimizer state of every layer from the process that updates it.
 /// @param places  [ranks]
 [[gnu::cold]] inline void gather_parameters(Streams const& streams,
                                             std::vector<int> const& places) {

@@ -40,7 +40,7 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
   settle();
 }
 
-/// What the engine does with parameters on a GPU.
+/// The operations of the engine on parameters on a GPU.
 [[nodiscard]] inline ParameterMemory parameter_memory(int device) noexcept {
   ParameterMemory memory{};
   memory.device = device;

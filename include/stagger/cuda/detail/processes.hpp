@@ -24,7 +24,7 @@ struct Block {
   std::size_t bytes = 0;
 };
 
-/// Two places (GPUs) between which messages go in one direction, and the stream for them.
+/// Two places (GPUs) between which messages are sent in one direction, and the stream for them.
 struct Channel {
   std::pair<int, int> places;                ///< from, to
   std::size_t gpu = 0;                       ///< of this process, on which the stream is
@@ -46,7 +46,7 @@ struct ReplicaGroup {
   std::vector<std::unique_ptr<Member>> members{};  ///< those of this process
 };
 
-/// What goes to another member of a group, and what comes back in exchange.
+/// A block that is sent to another member of a group, and the block received in exchange.
 struct Exchange {
   std::size_t peer = 0;
   Block send{};
@@ -61,8 +61,8 @@ struct Summand {
 };
 
 /// The processes of one pipeline, each of which has one GPU; stagger/nccl implements it. All
-/// processes make the same calls in the same order. Every function throws what went wrong, and an
-/// Error (deadline) for processes that do not answer in time.
+/// processes make the same calls in the same order. Every function throws the error that occurred,
+/// and Error(deadline) for processes that do not answer in time.
 class Processes {
  public:
   Processes(int rank, int size) : rank_(rank), size_(size) {}
@@ -80,7 +80,7 @@ class Processes {
   virtual void broadcast(Block block, int root) = 0;
   /// Adds up numbers in host memory, in place.
   virtual void add_up(std::span<double> numbers) = 0;
-  /// Connects the channels, and the groups, that were not there in the last call, so that the first
+  /// Connects the channels and groups that were not there in the previous call, so that the first
   /// message allocates nothing.
   /// @param exchanges  whether members of a group will call `exchange`
   virtual void connect(std::span<Channel const> channels) = 0;
@@ -91,7 +91,7 @@ class Processes {
   /// On the stream of a channel; the other process makes the matching call.
   virtual void send(std::size_t channel, std::span<Block const> blocks) = 0;
   virtual void receive(std::size_t channel, std::span<Block const> blocks) = 0;
-  /// The same for bytes in host memory: done when they return.
+  /// The same for bytes in host memory, complete when they return.
   virtual void send_now(std::size_t channel, ByteWriter const& bytes) = 0;
   virtual void receive_now(std::size_t channel, ByteWriter& bytes) = 0;
   /// Adds up numbers in device memory, in place, on the GPU's first stream.
@@ -100,7 +100,7 @@ class Processes {
   virtual void all_reduce(std::size_t group, std::span<Summand const> summands) = 0;
   virtual void exchange(std::size_t group, std::span<Exchange const> exchanges) = 0;
 
-  /// While on, what is enqueued goes into a graph.
+  /// While this is on, enqueued work is recorded in a graph.
   virtual void capturing(bool on) noexcept = 0;
   /// Prepares `any`. @pre  no step is in flight
   virtual void prepare_any() = 0;
@@ -110,9 +110,9 @@ class Processes {
 
   /// @throws Error  what has failed in another process or in a communicator
   virtual void check_failures() = 0;
-  /// Ends everything, also for the others, and does not block.
+  /// Aborts everything, for the other processes too, without blocking.
   virtual void abort() noexcept = 0;
-  /// Whether nothing is left on streams that the engine does not know.
+  /// Whether no work is left on streams that the engine does not know.
   [[nodiscard]] virtual bool idle() const = 0;
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a program sends from GPU to GPU, and the one order in which everything is enqueued.
+/// @file   The messages of a program from GPU to GPU, and the order in which everything is
+///         enqueued.
 
 #include <stagger/core/requirements.hpp>
 
@@ -21,21 +22,22 @@ struct Route {
   static constexpr std::size_t whole = ~std::size_t{0};
   std::size_t cell = 0;  ///< at which the edge begins
   bool forward = true;
-  std::size_t giver = 0;  ///< rank that sends
-  std::size_t taker = 0;  ///< rank that receives
+  std::size_t sender = 0;    ///< rank that sends
+  std::size_t receiver = 0;  ///< rank that receives
   std::size_t channel = 0;
   std::size_t slots = 0;
   std::size_t first_slot = 0;    ///< slots are numbered over all routes
   std::size_t row_edge = whole;  ///< of the program, where only rows of a value travel
 };
 
-/// The gradients of another owner of a stage on their way to the first one, and the values back.
+/// The route on which the gradients of another owner of a stage are sent to the first one, and the
+/// values back.
 struct OwnerRoute {
-  std::size_t cell = 0;     ///< of the other owner
-  std::size_t giver = 0;    ///< its rank
-  std::size_t taker = 0;    ///< the first owner's rank
-  std::size_t channel = 0;  ///< from giver to taker
-  std::size_t back = 0;     ///< from taker to giver
+  std::size_t cell = 0;      ///< of the other owner
+  std::size_t sender = 0;    ///< its rank
+  std::size_t receiver = 0;  ///< the first owner's rank
+  std::size_t channel = 0;   ///< from sender to receiver
+  std::size_t back = 0;      ///< from receiver to sender
 };
 
 /// An instruction of a rank.
@@ -44,9 +46,9 @@ struct Issue {
   std::uint32_t index = 0;
 };
 
-/// In `order`, every instruction stands behind all that it waits for, and a message right behind
-/// the instruction that makes it. If each place (a GPU) enqueues its part in that order, whatever
-/// is not done waits only for something earlier, so nothing deadlocks, even where a message delays
+/// In `order`, every instruction comes after everything that it waits for, and a message right
+/// after the instruction that makes it. If each place (a GPU) enqueues its part in this order,
+/// unfinished work waits only for something earlier, so nothing deadlocks, even if a message delays
 /// the next one of its channel until both ends have reached it.
 class Routes {
  public:
@@ -83,13 +85,14 @@ class Routes {
   [[nodiscard]] std::vector<std::pair<int, int>> const& channels() const noexcept {
     return channels_;
   }
-  /// The route whose messages a signal announces; none: it announces none, or within a place.
+  /// The route whose messages a signal announces; none if it announces none, or only within a
+  /// place.
   [[nodiscard]] std::uint32_t route_of(std::size_t signal) const noexcept {
     return route_of_[signal];
   }
-  /// Slots of all routes.
+  /// The number of slots of all routes.
   [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
-  /// Routes into, and back to, a cell, whose slots an action frees.
+  /// The routes to a cell whose slots an action frees.
   [[nodiscard]] std::uint32_t route_into(std::size_t cell) const noexcept { return into_[cell]; }
   [[nodiscard]] std::uint32_t route_back_to(std::size_t cell) const noexcept {
     return back_to_[cell];
@@ -112,8 +115,8 @@ class Routes {
     return static_cast<std::size_t>(program.cells[cell].rank);
   }
 
-  std::size_t channel(std::size_t giver, std::size_t taker) {
-    std::pair<int, int> const ends(place_[giver], place_[taker]);
+  std::size_t channel(std::size_t sender, std::size_t receiver) {
+    std::pair<int, int> const ends(place_[sender], place_[receiver]);
     for (std::size_t i = 0; i < channels_.size(); ++i)
       if (channels_[i] == ends) return i;
     channels_.push_back(ends);
@@ -121,14 +124,14 @@ class Routes {
   }
 
   void add_route(Program const& program, Ends const& ends) {
-    std::size_t const giver =
+    std::size_t const sender =
         ends.forward ? rank_of(program, ends.from) : rank_of(program, ends.to);
-    std::size_t const taker =
+    std::size_t const receiver =
         ends.forward ? rank_of(program, ends.to) : rank_of(program, ends.from);
-    if (place_[giver] == place_[taker]) return;
+    if (place_[sender] == place_[receiver]) return;
     auto const number = static_cast<std::uint32_t>(routes_.size());
-    routes_.push_back({ends.from, ends.forward, giver, taker, channel(giver, taker), ends.slots,
-                       slots_, ends.row_edge});
+    routes_.push_back({ends.from, ends.forward, sender, receiver, channel(sender, receiver),
+                       ends.slots, slots_, ends.row_edge});
     slots_ += ends.slots;
     bool const whole = ends.row_edge == Route::whole;
     route_of_[signal_of(whole ? ends.from : program.cells.size() + ends.row_edge,
@@ -144,15 +147,16 @@ class Routes {
   void add_owners(Program const& program) {
     for (std::size_t c = 0, first = 0; c < program.cells.size(); ++c) {
       if (program.cells[c].stage != program.cells[first].stage) first = c;
-      std::size_t const giver = rank_of(program, c);
-      std::size_t const taker = rank_of(program, first);
-      if (place_[giver] != place_[taker])
-        owners_.push_back({c, giver, taker, channel(giver, taker), channel(taker, giver)});
+      std::size_t const sender = rank_of(program, c);
+      std::size_t const receiver = rank_of(program, first);
+      if (place_[sender] != place_[receiver])
+        owners_.push_back(
+            {c, sender, receiver, channel(sender, receiver), channel(receiver, sender)});
     }
   }
 
-  /// In rounds, as if every instruction took the same time: in each, a rank carries out one
-  /// instruction if what it waits for was given in an earlier round.
+  /// Orders instructions in rounds, as if each took the same time: in each round, a rank carries
+  /// out one instruction if everything that it waits for was given in an earlier round.
   [[gnu::cold]] void put_in_order(Program const& program) {
     List<std::uint32_t> next(program.ranks.size());                         // round of each rank
     std::vector<std::vector<std::uint32_t>> given(program.signals.size());  // rounds of signals

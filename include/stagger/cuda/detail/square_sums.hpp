@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The squares of gradients, brought together on every GPU before an update.
+/// @file   The sums of squares of gradients, which every GPU gets before an update.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,7 @@ class SquareSums {
  public:
   explicit SquareSums(Streams& streams) : streams_(streams) {}
 
-  /// Finds which GPU has which sums. Called once it is known which rank updates what.
+  /// Finds which GPU has which sums. Called once it is known which rank updates which layers.
   [[gnu::cold]] void load() {
     stagger::detail::DistributedState const state{streams_.machine()};
     for (std::size_t g = 0; g < gpus().size(); ++g) {
@@ -38,7 +38,7 @@ class SquareSums {
     }
   }
 
-  /// Clears them, where they are added up between processes.
+  /// Clears the sums if they are added up between processes.
   void clear() const {
     if (gpus().processes() == nullptr) return;
     auto& gpu = gpus()[0];
@@ -46,8 +46,8 @@ class SquareSums {
           "clear sums of squares");
   }
 
-  /// Gives all GPUs the sums of all, once their ranks have done what they were given; ranks then
-  /// wait for the sums.
+  /// Gives all GPUs all sums, once the enqueued work of their ranks is done; ranks then wait for
+  /// the sums.
   void share() const {
     if (gpus().size() == 1 && gpus().processes() == nullptr) return;
     streams_.join();
@@ -76,7 +76,7 @@ class SquareSums {
   };
 
   [[nodiscard]] GpuSet& gpus() const noexcept { return streams_.gpus(); }
-  /// On the first GPU's first stream.
+  /// Enqueued on the first GPU's first stream.
   void copy(Run const& run, std::size_t from, std::size_t to) const {
     check(gpus().copy({gpus()[to].sums.data() + run.first, run.count * sizeof(double)}, to,
                       gpus()[from].sums.data() + run.first, from, gpus()[0].home.get()),

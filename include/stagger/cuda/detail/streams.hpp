@@ -31,7 +31,7 @@ struct Gpu {
   Tensor<double> sums;  ///< [parameters] of the squares of gradients
 };
 
-/// The GPUs of this process, the channels that messages take, and the groups that add up gradients.
+/// The GPUs of this process, the channels for messages, and the groups that add up gradients.
 /// Places are numbered over all processes.
 class GpuSet {
  public:
@@ -46,14 +46,14 @@ class GpuSet {
   GpuSet(GpuSet const&) = delete;
   GpuSet& operator=(GpuSet const&) = delete;
 
-  /// There are others, each with one GPU. @pre  size() == 1
+  /// Sets the other processes, each with one GPU. @pre  size() == 1
   void join(std::unique_ptr<Processes> others) { processes_ = std::move(others); }
   /// Null: this process has all GPUs of the pipeline.
   [[nodiscard]] Processes* processes() const noexcept { return processes_.get(); }
 
   [[nodiscard]] std::size_t size() const noexcept { return gpus_.size(); }
   [[nodiscard]] Gpu& operator[](std::size_t gpu) const noexcept { return *gpus_[gpu]; }
-  /// For messages: "the GPU", or "the GPUs".
+  /// For error messages: "the GPU" or "the GPUs".
   [[nodiscard]] char const* name() const noexcept {
     return size() == 1 && !processes_ ? "the GPU" : "the GPUs";
   }
@@ -74,8 +74,8 @@ class GpuSet {
                                to.bytes, stream);
   }
 
-  /// Makes those channels that are not there yet, together with all other processes. Where both
-  /// places are of this process, the stream is on the GPU that receives.
+  /// Makes the channels that do not exist yet, together with all other processes. If both places
+  /// are in this process, the stream is on the receiving GPU.
   /// @return for each pair of places, the number of its channel
   [[gnu::cold]] List<std::size_t> connect(std::span<std::pair<int, int> const> wanted) {
     List<std::size_t> numbers;
@@ -120,7 +120,7 @@ class GpuSet {
   [[nodiscard]] std::vector<Channel> const& channels() const noexcept { return channels_; }
   [[nodiscard]] std::vector<ReplicaGroup> const& groups() const noexcept { return groups_; }
 
-  /// Brings back the losses that kernels have computed.
+  /// Copies the losses that kernels have computed to the host.
   /// @param losses  [replicas of the last stage][microbatches] overwritten
   void take_losses(std::size_t slot, double* losses) const noexcept {
     bool first = true;
@@ -134,7 +134,7 @@ class GpuSet {
   }
 
  private:
-  /// Lets one GPU reach the memory of another, so that copies take no detour by the host.
+  /// Lets one GPU access the memory of another, so that copies need not go through the host.
   [[gnu::cold]] void connect(Gpu& gpu, Gpu const& other) {
     check(cudaSetDevice(gpu.device), "select a GPU");
     if (!gpu.pool->share_with(other.device)) {
@@ -156,8 +156,7 @@ class GpuSet {
 };
 
 /// A stream for each rank, besides those of channels and groups. Each iteration in flight has
-/// events of its own, so that the device can be asked how far it is while the host enqueues the
-/// next one.
+/// events of its own, so that its progress can be queried while the host enqueues the next one.
 class Streams {
  public:
   static constexpr std::size_t none = ~std::size_t{0};
@@ -192,11 +191,11 @@ class Streams {
   [[nodiscard]] stagger::detail::Machine& machine() const noexcept { return machine_; }
   [[nodiscard]] GpuSet& gpus() const noexcept { return *gpus_; }
   [[nodiscard]] std::size_t ranks() const noexcept { return gpu_.size(); }
-  /// Whether a rank is of this process, and on which of its GPUs it runs.
+  /// Whether a rank is in this process, and its GPU.
   [[nodiscard]] bool own(std::size_t rank) const noexcept { return gpu_[rank] != gpus_->size(); }
   [[nodiscard]] std::size_t gpu_of(std::size_t rank) const noexcept { return gpu_[rank]; }
   [[nodiscard]] Stream const& compute(std::size_t rank) const noexcept { return (*streams_)[rank]; }
-  /// Where the work of a rank goes: onto its own stream, or onto another of its GPU.
+  /// The stream for the work of a rank: its own, or another one of its GPU.
   [[nodiscard]] Place place_of(std::size_t rank) const noexcept {
     return place_of(rank, compute(rank));
   }
@@ -204,7 +203,7 @@ class Streams {
     auto const& gpu = (*gpus_)[gpu_[rank]];
     return {stream.get(), &gpu.pool, &gpu.iteration.place(rank)};
   }
-  /// Shared, since a device may still work on them when this is gone.
+  /// Shared, since a device may still use them when this object is destroyed.
   [[nodiscard]] std::shared_ptr<std::vector<Stream>> const& streams() const noexcept {
     return streams_;
   }
@@ -218,7 +217,7 @@ class Streams {
   /// From now on the step is decided: a call that CUDA refuses is made once more.
   void insist() noexcept { insists_ = true; }
 
-  /// Makes a call, twice if it is refused and the step is decided.
+  /// Makes a call; repeats it once if it is refused and the step is decided.
   template <class Call> void ask(Call call, char const* what) const {
     cudaError_t result = call();
     if (result != cudaSuccess && insists_) {
@@ -241,7 +240,7 @@ class Streams {
         "let a stream wait for an event");
   }
 
-  /// All streams wait for what the first one of their GPU has been given.
+  /// Lets all streams wait for the work that was enqueued on the first stream of their GPU.
   void fork() {
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       use(g);
@@ -250,7 +249,7 @@ class Streams {
       each_stream(g, [&](Stream const& stream, std::size_t) { wait(stream, begun); });
     }
   }
-  /// The first stream of each GPU waits for all others, and for the messages that this process
+  /// Lets the first stream of each GPU wait for all others, and for the messages that this process
   /// sends from the GPU, whose streams are on the receiving GPUs.
   void join() {
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
@@ -270,7 +269,7 @@ class Streams {
       ++fence;
     }
   }
-  /// The first stream of each GPU waits for that of another.
+  /// Lets the first stream of each GPU wait for that of another.
   void follow(std::size_t leader) {
     use(leader);
     record((*gpus_)[leader].home, event(leader, numbers_.start()));
@@ -278,7 +277,7 @@ class Streams {
       if (g != leader) wait((*gpus_)[g].home, event(leader, numbers_.start()));
   }
 
-  /// The end of a GPU's part of an iteration: recorded on its first stream, after all else.
+  /// Records the end of a GPU's part of an iteration on its first stream, after everything else.
   [[nodiscard]] Event& end_of(std::size_t slot, std::size_t gpu) const noexcept {
     return event(gpu, numbers_.end(), slot);
   }
@@ -287,18 +286,18 @@ class Streams {
   }
   [[nodiscard]] EventNumbers const& numbers() const noexcept { return numbers_; }
 
-  /// A signal is given once more. @return the number of its event
+  /// Gives a signal once more. @return the number of its event
   std::size_t give(std::size_t signal) noexcept {
     return numbers_.signal(signal, issued_[signal]++);
   }
-  /// A stream waits until a signal has been given for the `time`th time, counted from 0, if that is
-  /// enqueued.
+  /// Lets a stream wait until a signal has been given for the `time`th time, counted from 0, if
+  /// that is enqueued.
   void await(Stream const& stream, std::size_t signal, std::size_t time) const {
     if (issued_[signal] > time)
       wait(stream, event(numbers_.gpu(signal), numbers_.signal(signal, time)));
   }
 
-  /// @throws Error  what a device failed with
+  /// @throws Error the error of a device
   [[nodiscard]] bool idle() {
     bool idle = true;
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
@@ -310,8 +309,8 @@ class Streams {
     return idle;
   }
 
-  /// Finds how far the devices are, by the events of each rank in the order of its program; for
-  /// ranks of other processes, by what has arrived from them.
+  /// Finds the progress of the devices from the events of each rank, in the order of its program;
+  /// for ranks of other processes, from what has arrived from them.
   /// @param at  [ranks] instructions that are known to be done. @return a sum of all
   [[gnu::cold]] std::uint64_t progress(std::size_t slot, std::vector<std::size_t>& at) const {
     auto const& program = machine_.program();
@@ -343,7 +342,7 @@ class Streams {
     return (*gpus_)[gpu].events[slot * numbers_.count() + number];
   }
 
-  /// Streams of a GPU but its first, and the number of an event for each.
+  /// The streams of a GPU except its first one, and the number of an event for each.
   template <class Visit> void each_stream(std::size_t gpu, Visit visit) const {
     std::size_t fence = numbers_.first_fence();
     for (std::size_t r = 0; r < gpu_.size(); ++r, ++fence)

@@ -12,7 +12,7 @@
 
 namespace stagger::cuda::detail {
 
-/// Owns an event that knows when it was recorded.
+/// Owns an event with a time.
 class TimedEvent {
  public:
   TimedEvent() { check(cudaEventCreateWithFlags(&event_, cudaEventDefault), "create an event"); }
@@ -38,8 +38,8 @@ class TimedEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-/// The timed events of one step. Made when a step is first recorded; a step that is not costs
-/// nothing.
+/// The timed events of one step. They are made when a step is first recorded; steps that are not
+/// recorded cost nothing.
 class Timeline {
  public:
   /// @param origin  the stream whose first moment is time 0
@@ -54,7 +54,7 @@ class Timeline {
     return computes(in.op) || has_group(in.op);
   }
 
-  /// Runs what enqueues an action, between two events of its stream.
+  /// Runs the function that enqueues an action, between two events of its stream.
   template <class Enqueue>
   void action(std::size_t rank, Instruction const& in, Stream const& stream, Enqueue enqueue) {
     mark(stream);
@@ -63,7 +63,7 @@ class Timeline {
     marks_.push_back({rank, &in});
   }
 
-  /// Hands the times over, once the device is done.
+  /// Delivers the times once the device is done.
   template <class Machine> [[gnu::cold]] void finish(Machine& machine) {
     auto const since_start = [this](std::size_t event) {
       return events_[event].seconds_since(events_[0]);

@@ -19,7 +19,7 @@
 
 namespace stagger::cuda::detail {
 
-/// Keeps something for as long as the process lasts, since a device may still use it.
+/// Keeps an object until the process ends, since a device may still use it.
 inline void leave_behind(std::shared_ptr<void const> thing) {
   struct Left {
     std::shared_ptr<void const> thing;
@@ -31,20 +31,20 @@ inline void leave_behind(std::shared_ptr<void const> thing) {
   }
 }
 
-/// Lets the host wait for its GPUs as long as anything moves, while it watches them and the links
-/// between processes.
+/// Lets the host wait for its GPUs as long as anything moves, and watches them and the connections
+/// between processes meanwhile.
 class WaitPolicy {
  public:
   explicit WaitPolicy(Streams& streams) : streams_(streams) {}
 
-  /// How long what is under way may take to end after a failure.
+  /// How long unfinished work may take to end after a failure.
   static constexpr double grace_s = 0.5;
 
-  /// Waits until `done()`; the deadline begins anew whenever the devices have moved.
+  /// Waits until `done()`; the deadline starts again whenever the devices have moved.
   /// @param slot      of the iteration that is waited for
   /// @param replayed  whether it is a graph, whose parts cannot be observed
-  /// @param within_s  for `done()` to come true once something else has failed
-  /// @return what a device or NCCL failed with, or Error(deadline); null: nothing
+  /// @param within_s  how long to wait for `done()` once something else has failed
+  /// @return the error of a device or of NCCL, or Error(deadline); null: none
   template <class Done>
   [[nodiscard]] std::exception_ptr wait(std::size_t slot, bool replayed, Done done,
                                         double within_s = 0) noexcept {
@@ -81,8 +81,8 @@ class WaitPolicy {
     }
   }
 
-  /// Waits until what is under way has ended after an abort.
-  /// @return false: the devices may still run it
+  /// Waits until unfinished work has ended after an abort.
+  /// @return false if the devices may still run it
   template <class Idle> [[nodiscard]] [[gnu::cold]] bool let_end(Idle idle) noexcept {
     try {
       return stagger::detail::wait_until(idle, grace_s);
@@ -91,7 +91,7 @@ class WaitPolicy {
     }
   }
 
-  /// The same failure, with the step that it ended, and how far that was when last looked at.
+  /// The same failure with the step that it ended, and the step's last known progress.
   [[nodiscard]] [[gnu::cold]] std::exception_ptr of_step(std::exception_ptr const& failure,
                                                          std::int64_t step) const noexcept {
     try {
@@ -123,7 +123,7 @@ class WaitPolicy {
     }
   }
 
-  /// Where each rank is that is not done, by what is known of the devices.
+  /// The position of each rank that is not done, as far as it is known.
   [[nodiscard]] [[gnu::cold]] std::string where() const {
     auto const& program = streams_.machine().program();
     std::vector<std::uint32_t> given(program.signals.size());
