@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What STAGGER_SEPARATE_COMPILATION leaves out, once for a program: the engine, its
-/// threads, its virtual clock. Include it in one source file, and define that macro for all others,
-/// which then compile in less than half the time; or let CMake do both:
-/// stagger_add_separate(<target>).
+/// @file   The definitions that STAGGER_SEPARATE_COMPILATION leaves out: the engine, its threads,
+///         its virtual clock. Include it in one source file of a program, and define that macro for
+///         all others, which then compile in less than half the time; or let CMake do both:
+///         stagger_add_separate(<target>).
 
 #include <stagger/engine/append_layers.hpp>
 #include <stagger/engine/detail/overlapped_exchange.hpp>

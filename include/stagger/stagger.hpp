@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a program that trains needs, from the standard library alone. Reports
+/// @file   Everything that a program needs to train, using only the standard library. Reports
 ///         (stagger/report/), collectives (stagger/collective/) and the catalog of all schedules
 ///         (stagger/schedule/) have headers of their own.
 

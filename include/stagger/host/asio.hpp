@@ -31,7 +31,7 @@
 
 namespace stagger::detail {
 
-/// A coroutine that is not awaited and owns itself.
+/// A coroutine that nobody awaits and that destroys itself at its end.
 struct Detached {
   struct promise_type {
     Detached get_return_object() noexcept { return {}; }
@@ -42,7 +42,7 @@ struct Detached {
   };
 };
 
-/// Awaits a step on the engine's threads, also where a runner is at hand.
+/// Awaits a step on the engine's threads, even if the calling thread could run it.
 struct OnEngineThreads {
   explicit OnEngineThreads(Step& awaited) : step(awaited) {}
   Step& step;
@@ -51,7 +51,7 @@ struct OnEngineThreads {
   Metrics await_resume() const { return step.await_resume(); }
 };
 
-/// What the handler is called with.
+/// The arguments of the handler's call.
 struct Outcome {
   std::exception_ptr failure;
   Metrics metrics;
@@ -72,8 +72,9 @@ Detached carry_through(Step step, Executor executor, Handler handler) {
   } catch (...) {
     outcome.failure = std::current_exception();
   }
-  // In one function: of two, an executor with several threads could run the second first, and the
-  // handler may put another operation's cancellation into the slot, or end the slot's life.
+  // Both in one function: an executor with several threads could run the second of two functions
+  // first, and the handler may assign another operation's cancellation to the slot, or destroy the
+  // slot.
   boost::asio::post(executor, [handler = std::move(handler), outcome]() mutable {
     auto slot = boost::asio::get_associated_cancellation_slot(handler);
     if (slot.is_connected()) slot.clear();
@@ -115,12 +116,12 @@ template <class CompletionToken> auto async_run(Step step, CompletionToken&& tok
       token, std::move(step));
 }
 
-/// A stop token that operating-system signals or the end of a time request:
+/// Requests a stop when a signal of the operating system arrives or a time has passed:
 ///
 ///     host::StopOn stop(context.get_executor(), {SIGINT, SIGTERM});
 ///     run(train.step(batch, stop.token()));
 ///
-/// Something must run the executor meanwhile. Lives no longer than its executor's context.
+/// The executor must be run meanwhile, and its context must outlive this object.
 template <class Executor> class StopOn {
  public:
   /// @throws boost::system::system_error  for a signal that cannot be caught
@@ -132,7 +133,7 @@ template <class Executor> class StopOn {
     });
   }
 
-  /// Requests the stop when so much time has passed, unless a signal did before.
+  /// Requests the stop when so much time has passed, unless a signal has done so before.
   void after(std::chrono::steady_clock::duration time) {
     timer_.expires_after(time);
     timer_.async_wait([source = source_](auto error) mutable {
@@ -140,7 +141,7 @@ template <class Executor> class StopOn {
     });
   }
 
-  /// Stops waiting for either.
+  /// Stops waiting for signals and the time.
   void cancel() {
     signals_.cancel();
     timer_.cancel();

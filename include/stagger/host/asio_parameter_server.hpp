@@ -44,7 +44,7 @@
 
 namespace stagger::host {
 
-/// What workers must know to be let in: 16 to 64 bytes. It is read from a file or the environment,
+/// A secret of 16 to 64 bytes that workers must present. It is read from a file or the environment,
 /// since other users of a machine can see command lines.
 class Token {
  public:
@@ -84,18 +84,19 @@ class Token {
   std::string bytes_;
 };
 
-/// Where a server listens, and what it allows.
+/// The address of a server, and its limits.
 struct ListenOptions {
   std::string address = "127.0.0.1";  ///< with another than loopback, a token must be given
   std::uint16_t port = 0;             ///< 0: any that is free
   Token token{};
-  double deadline_s = 60;                               ///< > 0: the connection ends where nothing
-                                                        ///< moves for that long within a message
-  double handshake_s = 5;                               ///< > 0: for a worker to say who it is
+  double deadline_s = 60;                               ///< > 0: a connection ends if nothing is
+                                                        ///< transferred for that long within a
+                                                        ///< message
+  double handshake_s = 5;                               ///< > 0: for a worker to identify itself
   std::uint64_t model_bytes = std::uint64_t{1} << 34U;  ///< of all values, at most
 };
 
-/// Where a worker finds its server.
+/// The address of a server for its workers, and a deadline.
 struct ConnectOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
@@ -116,7 +117,7 @@ inline void require_deadline(double deadline_s) {
           " s; use more than 0 and less than 1e6");
 }
 
-/// Accepts workers, on a thread of its own.
+/// Accepts workers, on its own thread.
 class Listener {
  public:
   Listener(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules rules,
@@ -183,7 +184,8 @@ class Listener {
     while (!context_.stopped()) {
       try {
         context_.run();
-      } catch (...) {  // no memory for one connection, say; the others go on, and its worker waits
+      } catch (...) {  // for example, no memory for one connection; the others continue, and its
+                       // worker waits
         resting_ = true;
       }
     }
@@ -192,7 +194,7 @@ class Listener {
   void accept() {
     acceptor_.async_accept([this](boost::system::error_code const& error, auto socket) {
       if (!error) add(std::move(socket));
-      if (error ? end_silent() : has_room())  // an error: no file is free, say
+      if (error ? end_silent() : has_room())  // an error: for example, no free file descriptor
         accept();
       else
         resting_ = true;  // the next tick tries again
@@ -208,8 +210,9 @@ class Listener {
     accepted_.push_back(std::move(connection));
   }
 
-  /// Whether another may come. Of those who have not said who they are, the oldest goes that is
-  /// silent; so one whose first words are on their way is not pushed out by a crowd.
+  /// Whether another connection can be accepted. If there are too many that have not identified
+  /// themselves, the oldest silent one is closed; so a worker whose first bytes have arrived is
+  /// never disconnected for another.
   bool has_room() {
     forget();
     auto const unidentified = static_cast<std::size_t>(
@@ -261,12 +264,12 @@ class Listener {
   boost::asio::steady_timer timer_;
   std::uint16_t port_ = 0;
   bool resting_ = false;
-  int awaited_ = 0;  // ticks in which a worker was to go on with its stream that had not come back
+  int awaited_ = 0;  // ticks for which a worker that should continue its stream has been missing
   std::vector<std::unique_ptr<Accepted>> accepted_;
   std::thread thread_;
 };
 
-/// A worker's connection, with a thread of its own.
+/// A worker's connection, with its own thread.
 class WorkerStream final : public collective::detail::Transport {
  public:
   WorkerStream(MessageEnd& end, host::ConnectOptions const& options, std::string const& name)
@@ -309,7 +312,7 @@ class WorkerStream final : public collective::detail::Transport {
   void run() noexcept {
     try {
       while (!stream_->ended()) context_.run_one();
-    } catch (...) {  // no memory, say
+    } catch (...) {  // for example, no memory
       stream_->end(std::current_exception());
     }
   }
@@ -346,7 +349,7 @@ class WorkerConnector final : public collective::detail::Connector {
 
 namespace stagger::host {
 
-/// Lets workers of other processes join a server, besides those in this one. Nothing that is sent is
+/// Lets workers of other processes join a server, besides those in this process. Nothing is
 /// encrypted (docs/workers.md shows a tunnel).
 ///
 /// @code
@@ -355,10 +358,11 @@ namespace stagger::host {
 /// @endcode
 class AsioParameterServer {
  public:
-  /// @param of_workers  their optimizer, with which the server takes steps where they push gradients,
-  ///                    since no code comes over a connection
-  /// @param model       likewise their staleness model, where the server chooses late layers by it
-  /// @throws Error      bad_configuration for options that cannot be, io for a port that is taken
+  /// @param of_workers  the workers' optimizer, with which the server takes steps if they push
+  /// gradients, since no code is sent over a connection
+  /// @param model       the workers' staleness model, if the server chooses late layers by it
+  /// @throws Error      bad_configuration for options that are out of range, io for a port that is
+  /// in use
   template <OptimizerPolicy O = optimizer::Sgd, StalenessPolicy S = staleness::Synchronous>
   explicit AsioParameterServer(collective::ParameterServer const& server,
                                ListenOptions const& options = {}, O const& of_workers = {},
@@ -371,7 +375,7 @@ class AsioParameterServer {
         std::make_unique<detail::framed::Listener>(server.home(), std::move(rules), options);
   }
 
-  /// Where it listens.
+  /// The port on which it listens.
   [[nodiscard]] std::uint16_t port() const noexcept { return listener_->port(); }
 
  private:
@@ -386,7 +390,7 @@ class AsioParameterServer {
 /// @endcode
 class RemoteParameterServer {
  public:
-  /// @throws Error  bad_configuration for a deadline that cannot be
+  /// @throws Error bad_configuration for a deadline that is out of range
   explicit RemoteParameterServer(ConnectOptions options) : options_(std::move(options)) {
     detail::framed::require_deadline(options_.deadline_s);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What passing bytes between two threads of this machine costs, measured.
+/// @file   A measurement of the cost of passing bytes between two threads of this machine.
 
 #include <unistd.h>
 
@@ -34,7 +34,7 @@ struct Probe {
   }
 };
 
-/// Fits the line and says where it does not fit.
+/// Fits the line, and warns if it does not fit.
 /// @throws Error  bad_data as collective::fit_line
 [[nodiscard]] inline Probe fitted(std::vector<collective::Sample> samples) {
   Probe probe;
@@ -57,10 +57,10 @@ struct Probe {
 
 }  // namespace stagger::host
 
-namespace stagger::detail {  // a namespace host::detail would hide the engine's in the back ends
+namespace stagger::detail {  // a namespace host::detail would hide stagger::detail in the back ends
 
-/// Two threads that hand a buffer to and fro; the one that has it reads what the other wrote and
-/// writes as much of its own.
+/// Two threads that pass a buffer back and forth; the one that has it reads what the other has
+/// written, and writes as many bytes itself.
 class PingPong {
  public:
   explicit PingPong(std::size_t most) : there_(most), back_(most), mine_(most), its_(most) {
@@ -111,7 +111,7 @@ class PingPong {
 namespace stagger::host {
 
 /// Passes messages of 1 KiB to 4 MiB between two threads and fits alpha and beta. Each size gets an
-/// equal share of the time, one pass before it to warm up, and at least three that count.
+/// equal share of the time: one warm-up pass and at least three that count.
 /// @param  seconds  about how long to measure, > 0
 /// @throws Error    bad_configuration for a time that is not above zero; bad_data where the machine
 ///                  is so busy that larger messages were not slower
@@ -137,8 +137,8 @@ namespace stagger::host {
   return fitted(std::move(samples));
 }
 
-/// This machine as a cluster of one node: a device for each thread it runs at once, which share the
-/// memory, behind the measured link.
+/// This machine as a cluster of one node: one device for each thread, which share the memory and
+/// are connected by the measured link.
 /// @param  threads  devices, >= 1
 [[nodiscard]] inline cluster::Cluster this_machine(
     Probe const& measured,

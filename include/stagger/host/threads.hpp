@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Back end: ranks on threads of this process. Needs the standard library alone.
+/// @file   The device that runs ranks on threads of this process. It needs only the standard
+///         library.
 
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/session.hpp>
@@ -9,11 +10,11 @@ namespace stagger::host {
 
 class ThreadsBackend;
 
-/// Device policy: ranks share `count` threads; a thread with several ranks runs whichever can go
-/// on.
+/// Device policy: ranks share `count` threads; a thread with several ranks runs whichever of them
+/// can proceed.
 ///
-/// The thread that calls `run` is one of them, so `Threads{1}` starts none but the one that watches
-/// the deadline. Threads wait between steps without using a core.
+/// The thread that calls `run` is one of them, so `Threads{1}` starts only the one that watches the
+/// deadline. Threads wait between steps without using a core.
 struct Threads {
   using policy_tag = DeviceTag;
   using Backend = ThreadsBackend;
@@ -22,7 +23,8 @@ struct Threads {
                                        .sums_while_running = true,
                                        .outside_signals = true,
                                        .shares_layers = true};
-  int count = 1;  ///< >= 1; those beyond one for each rank add up gradients of replicas, or idle
+  int count = 1;  ///< >= 1; threads beyond one for each rank add up gradients of replicas, or are
+                  ///< idle
 
   /// How many places a placement policy may spread the ranks over.
   [[nodiscard]] int places() const noexcept { return count; }

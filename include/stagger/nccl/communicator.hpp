@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A communicator over NCCL that never blocks its thread and never hangs for ever.
+/// @file   A communicator of NCCL that never blocks its thread for an unlimited time.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,8 +17,8 @@
 
 namespace stagger::nccl {
 
-/// Orders what the communicators of one device enqueue; give the same to all of them. For use by
-/// one thread at a time.
+/// Orders the work that the communicators of one device enqueue; pass the same one to all of them.
+/// For use by one thread at a time.
 class Device {
  public:
   /// @param index  GPU of this process
@@ -26,7 +26,7 @@ class Device {
       : index_(cuda::select_device(index).index), issuer_(std::make_shared<detail::Issuer>()) {}
 
   [[nodiscard]] int index() const noexcept { return index_; }
-  /// Advances the calls that have been made, without waiting.
+  /// Advances pending calls without waiting.
   void progress() noexcept { issuer_->progress(); }
   /// While on, streams of its communicators are being captured into a graph: an operation is done
   /// once the graph has it, and `Communicator::check` reports the errors of replays.
@@ -40,21 +40,21 @@ class Device {
 
 /// One rank's end of a communicator, on one stream. Spans are device memory.
 ///
-/// NCCL returns from every call at once and carries it out later. Calls are kept until NCCL has
-/// finished the one before, and polled together with any operation of the device. A call that names
-/// no rank, or has no memory, is refused before NCCL sees it, by the operation alone. After an
-/// error of NCCL's every operation throws it, and all that is left is to abort.
+/// NCCL returns from every call at once and carries it out later. Calls are queued until NCCL has
+/// finished the previous one, and polled together with any operation of the device. A call with an
+/// invalid rank or without memory is refused before NCCL sees it; only its own operation fails.
+/// After an error of NCCL every operation throws it, and the communicator can only be aborted.
 ///
-/// Sends and receives take a group: those of one group progress together, which two ranks that
-/// exchange something need.
+/// Sends and receives belong to a group. Those of one group progress together, which is needed when
+/// two ranks exchange data.
 class Communicator {
  public:
-  /// A communicator without a rank: the result of a split without a colour.
+  /// A communicator without ranks: the result of a split with a negative colour.
   Communicator() = default;
 
-  /// Begins to join; `joined()` is done when all ranks have.
-  /// @param stream  of that device; stays as long as the communicator
-  /// @throws Error  what NCCL says at once
+  /// Begins to join; `joined()` is done when all ranks have joined.
+  /// @param stream  of that device; must live as long as the communicator
+  /// @throws Error an error that NCCL reports at once
   Communicator(Device& device, Invitation const& invitation, int size, int rank,
                cuda::Stream const& stream)
       : issuer_(device.issuer_), state_(std::make_shared<detail::State>()) {
@@ -85,8 +85,8 @@ class Communicator {
     joined_ = other.joined_;
     return *this;
   }
-  /// Hands what was not finalized to a thread that aborts it. Never blocks; the end of the process
-  /// waits for such threads for up to 5 s.
+  /// Passes a communicator that was not finalized to a thread that aborts it. Never blocks; the end
+  /// of the process waits for such threads for up to 5 s.
   ~Communicator() { leave(); }
 
   [[nodiscard]] int rank() const noexcept { return state_ ? state_->rank : 0; }
@@ -98,8 +98,8 @@ class Communicator {
   /// Whether it exists and has no known error.
   [[nodiscard]] bool healthy() const noexcept { return bool(*this) && !state_->failure; }
 
-  /// Looks for errors that no operation reports, such as those of a graph that is being replayed.
-  /// @throws Error  what NCCL has met
+  /// Checks for errors that no operation reports, such as those of a graph that is being replayed.
+  /// @throws Error the error of NCCL
   void check() const {
     if (!state_) return;
     static_cast<void>(state_->settled());
@@ -118,7 +118,7 @@ class Communicator {
     Group(Group const&) = delete;
     Group& operator=(Group const&) = delete;
     ~Group() { submit(); }
-    /// Starts what it has collected.
+    /// Starts the collected calls.
     void submit() {
       if (std::exchange(submitted_, true)) return;
       of_.issuer_->ask(of_.state_, detail::Issuer::Kind::calls, of_.calls_);
@@ -131,7 +131,8 @@ class Communicator {
     std::uint64_t number_;
     bool submitted_ = false;
   };
-  /// One at a time: no other call of this communicator until it is submitted.
+  /// Begins a group. Only one at a time: no other call of this communicator is allowed until it is
+  /// submitted.
   [[nodiscard]] Group group() { return Group(*this); }
 
   template <Element T> Operation send(Group& group, std::span<T> data, int peer) {
@@ -163,7 +164,7 @@ class Communicator {
                     detail::data_type<T>, detail::reduction(how), 0},
                    "all-reduce");
   }
-  /// @pre  data.size() is a multiple of size(): NCCL knows equal pieces only
+  /// @pre  data.size() is a multiple of size(): NCCL supports only equal pieces
   template <Element T> Operation all_gather(std::span<T> data) {
     std::size_t const each = piece(data.size());
     return call({detail::CallKind::all_gather, data.data() + each * index(), data.data(), each,
@@ -171,9 +172,9 @@ class Communicator {
                 "all-gather");
   }
 
-  /// Makes the connections to peers now. NCCL makes them at the first message, which allocates:
-  /// what is to be captured into a graph must have been connected before. Both ends of an edge name
-  /// each other.
+  /// Makes the connections to peers now. Otherwise NCCL makes them at the first message, which
+  /// allocates; calls that are captured into a graph need connections made before. Both ends of an
+  /// edge name each other.
   Operation connect(std::span<int const> peers) {
     cuda::check(cudaSetDevice(need().device), "select a GPU");
     if (warm_.size() < 2 * peers.size()) warm_.resize({2 * peers.size()});
@@ -189,7 +190,7 @@ class Communicator {
   /// Ranks of one colour form a communicator, ordered by key, then rank; a negative colour joins
   /// none.
   /// @param part    usable when the operation is done
-  /// @param stream  of the part, which stays as long as it does; null: the same as of this one
+  /// @param stream  of the part, which must live as long as it; null: the same as of this one
   Operation split(int colour, int key, Communicator& part, cuda::Stream const* stream = nullptr) {
     auto made = std::make_shared<detail::State>();
     made->device = need().device;
@@ -207,8 +208,8 @@ class Communicator {
     return operation;
   }
 
-  /// Ends the communicator together with all other ranks; then it may be dropped without an abort.
-  /// Graphs that have captured its calls must be gone before: NCCL waits for that.
+  /// Ends the communicator together with all other ranks; then it can be dropped without an abort.
+  /// Graphs that have captured its calls must be destroyed before: NCCL waits for that.
   Operation finalize() {
     std::vector<detail::Call> none;
     need();
@@ -218,8 +219,8 @@ class Communicator {
     return operation;
   }
 
-  /// Ends it alone: operations of this rank fail, those of others when NCCL notices. Does not
-  /// block; NCCL may take long, see `gone`.
+  /// Aborts it without the other ranks: operations of this rank fail, and those of others once NCCL
+  /// notices. Does not block; NCCL may take long, see `gone`.
   void abort(char const* reason) {
     if (!state_) return;
     state_->fail(std::make_exception_ptr(stagger::Error(
@@ -227,7 +228,7 @@ class Communicator {
     state_->give_up();
   }
 
-  /// Whether NCCL has come back from an abort, after at most so many seconds.
+  /// Waits for at most so many seconds. @return whether NCCL has returned from an abort
   [[nodiscard]] bool gone(double seconds) const {
     if (!state_ || !state_->abort) return state_ == nullptr || state_->comm == nullptr;
     auto const& done = state_->abort->done;
@@ -277,8 +278,7 @@ class Communicator {
   std::shared_ptr<detail::Issuer> issuer_;
   std::shared_ptr<detail::State> state_;
   std::uint64_t joined_ = 0;
-  std::vector<detail::Call>
-      calls_;  // of the group that is being collected; swapped with spent ones
+  std::vector<detail::Call> calls_;  // of the group that is being collected; reused
   cuda::Tensor<std::byte> warm_;
 };
 

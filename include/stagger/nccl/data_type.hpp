@@ -11,7 +11,7 @@
 
 namespace stagger::nccl {
 
-/// How values of several ranks become one.
+/// How the values of several ranks are combined.
 enum class Reduction : std::uint8_t { sum, max };
 
 /// NCCL's name for an element type. Specialise it for half-precision types:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What NCCL refuses, as a typed error with NCCL's own last message.
+/// @file   Errors of NCCL as a type of their own, with NCCL's last message.
 
 #if !__has_include(<nccl.h>)
 #error "stagger/nccl needs NCCL's header: link stagger::nccl, or add the folder of nccl.h"
@@ -13,9 +13,9 @@
 
 namespace stagger::nccl {
 
-/// An error of NCCL. `code()` is peer_failed where another rank is the cause as far as NCCL knows,
-/// else device. It stays with the communicator, whatever it is: one that never blocks answers every
-/// later call with it.
+/// An error of NCCL. `code()` is peer_failed if another rank is the cause as far as NCCL knows,
+/// otherwise device. A communicator that does not block repeats its first error in every later
+/// call.
 class Error : public stagger::Error {
  public:
   Error(ncclResult_t result, std::string const& sentence)

@@ -14,10 +14,10 @@
 
 namespace stagger::nccl {
 
-/// Every process runs the ranks of one GPU, as `cuda::Gpus` does, and takes the same steps with the
-/// same batches. A value for a rank of another process is a send and a receive of NCCL, on a stream
-/// for each pair of processes and each direction; its type has a `cuda::Wire`. Without a launcher
-/// it is one process with one GPU.
+/// Device policy: every process runs its ranks on one GPU, as `cuda::Gpus` does, and takes the same
+/// steps with the same batches. A value for a rank of another process is transferred by a send and
+/// a receive of NCCL, on a stream for each pair of processes and each direction; its type has a
+/// `cuda::Wire`. Without a launcher there is one process with one GPU.
 ///
 /// @code
 ///     auto train = Pipeline{...}.with(nccl::Gpus{.launch = collective::find_launch()}, ...);
@@ -49,8 +49,8 @@ struct Gpus {
   bool shapes_change = false;  ///< from step to step, of values that go to another process
   cuda::detail::Wires wires{};
 
-  /// How many places a placement policy may spread the ranks over: processes. In order, process p
-  /// of P runs the ranks from p N / P on.
+  /// How many places a placement policy may spread the ranks over: the processes. By default
+  /// process p of P runs the ranks from p N / P on.
   [[nodiscard]] int places() const noexcept { return launch ? launch->size : 1; }
 
   /// `Pipeline::with` names the types of all layers here, so that the device knows what it sends.
@@ -64,7 +64,7 @@ struct Gpus {
     return {kernels, capture, ranges, counts, ahead, wires};
   }
   /// @param count  processes that have ranks
-  /// @throws Error  as it says; deadline for processes that do not come
+  /// @throws Error deadline for processes that do not arrive, and other errors of the rendezvous
   [[nodiscard]] [[gnu::cold]] std::shared_ptr<cuda::detail::GpuSet> open(int count,
                                                                          double deadline_s) const {
     if (count < places())
@@ -80,7 +80,7 @@ struct Gpus {
     return gpus;
   }
 
-  /// Where parameters lie until a program says which process needs them.
+  /// Where parameters lie until a program determines which process needs them.
   [[nodiscard]] stagger::detail::ParameterMemory parameter_memory() const noexcept {
     return cuda::detail::staging_memory();
   }

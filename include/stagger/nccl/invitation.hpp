@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How ranks find each other: what rank 0 hands to all others before they can join.
+/// @file   The data that rank 0 sends to all other ranks before they can join a communicator.
 
 #include <array>
 #include <cstddef>
@@ -12,12 +12,12 @@
 
 namespace stagger::nccl {
 
-/// A number as NCCL writes it, 22809, in words: "2.28.9".
+/// A version number of NCCL such as 22809 as text: "2.28.9".
 [[nodiscard]] inline std::string version_text(int version) {
   return text(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
-/// The NCCL that this process runs with.
+/// The version of NCCL that this process runs with.
 [[nodiscard]] inline int version() {
   int version = 0;
   static_cast<void>(ncclGetVersion(&version));
@@ -30,12 +30,11 @@ struct Invitation {
   int version = 0;
 };
 
-/// Makes an invitation on rank 0 and takes it to every rank.
+/// Makes an invitation on rank 0 and broadcasts it to every rank.
 ///
-/// @param broadcast  (std::span<std::byte>) -> void: called once on each rank; leaves rank 0's
-/// bytes
-///                   on all. Over MPI, a socket, a file: whatever the launcher offers
-/// @throws Error     bad_configuration where NCCL's version is not that of rank 0, naming both
+/// @param broadcast  (std::span<std::byte>) -> void: called once on each rank; copies rank 0's
+/// bytes to all, over MPI, a socket or a file
+/// @throws Error bad_configuration if the version of NCCL differs from that of rank 0, naming both
 template <class Broadcast> [[nodiscard]] Invitation invite(int rank, Broadcast broadcast) {
   Invitation invitation;
   if (rank == 0) {

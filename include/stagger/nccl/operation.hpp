@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The state of a call of a communicator: requested, on the stream, done on the device.
+/// @file   A call of a communicator and its state: requested, on the stream, done on the device.
 
 #include <cstdint>
 #include <exception>
@@ -14,8 +14,7 @@ namespace stagger::nccl {
 
 /// Poll it, or wait for it.
 ///
-/// Dropping it forgets it: the call goes on in the order of its stream, and so does the use of its
-/// buffers.
+/// If it is dropped, the call continues in the order of its stream and still uses its buffers.
 class Operation {
  public:
   Operation() = default;
@@ -27,13 +26,13 @@ class Operation {
         what_(what),
         on_stream_(on_stream) {}
 
-  /// The same call, done as soon as it is on its stream: from then on kernels may be enqueued
-  /// after it.
+  /// An operation for the same call that is done as soon as the call is on its stream, so that
+  /// kernels can be enqueued after it.
   [[nodiscard]] Operation on_stream() const { return {issuer_, state_, number_, what_, true}; }
 
-  /// Advances it, without waiting. @return whether it is done
-  /// @throws Error  what NCCL or the device failed with; every operation of the communicator then
-  /// fails
+  /// Advances it without waiting.
+  /// @return whether it is done
+  /// @throws Error the error of NCCL or the device; every operation of the communicator then fails
   bool poll() {
     if (!state_) return true;
     detail::State& state = *state_;
@@ -41,7 +40,7 @@ class Operation {
     if (!state.refused.empty()) [[unlikely]]
       state.throw_if_refused(number_);
     if (state.issued >= number_ && (on_stream_ || state.done >= number_)) return true;
-    if (!state.failure) static_cast<void>(state.settled());  // what peers do arrives here
+    if (!state.failure) static_cast<void>(state.settled());  // progress of peers is noticed here
     if (state.failure) std::rethrow_exception(state.failure);
     if (state.issued < number_ || !state.events[number_ % detail::State::events_kept].done())
       return false;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Inviting all ranks the way their launcher allows: over TCP, through a file, or with a
-/// broadcast of one's own.
+/// @file   The rendezvous of all ranks: over TCP, through a file, or by a broadcast of the user's.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -33,8 +32,8 @@ struct Rendezvous {
                            ///< the launcher's
 };
 
-/// The GPU of a launched process: the one of its number on the machine, of those that it sees. A
-/// launcher that shows each process a GPU of its own shows it as number 0.
+/// The GPU of a launched process: its local rank modulo the number of GPUs that it sees. If the
+/// launcher shows each process only its own GPU, that is number 0.
 /// @throws cuda::Error  where there is none
 [[nodiscard]] inline int local_device(collective::Launch const& launch) {
   return (launch.local_rank >= 0 ? launch.local_rank : launch.rank) % cuda::device_count();
@@ -42,8 +41,9 @@ struct Rendezvous {
 
 namespace detail {
 
-/// Where rank 0 may listen. A port that torchrun itself listens on is left out. Others are tried
-/// where a run has a name, by which its ranks know rank 0 from what else may listen there.
+/// The ports on which rank 0 may listen, without a port on which torchrun itself listens. Several
+/// are tried only if the run has a name, by which its ranks can tell rank 0 from other programs
+/// that listen there.
 [[nodiscard]] inline std::vector<int> ports_of(collective::Launch const& launch,
                                                Rendezvous const& options) {
   if (options.port != 0) return {options.port};
@@ -56,13 +56,14 @@ namespace detail {
   return ports;
 }
 
-/// What a rendezvous' file begins with.
+/// The beginning of a rendezvous file.
 struct FileHead {
   std::array<char, 8> word{'s', 't', 'a', 'g', 'g', 'e', 'r', ':'};
   std::uint64_t run = 0;
 };
 
-/// Written beside it and renamed: no process reads half of it, and no link is followed.
+/// Writes the file under another name and renames it, so that no process reads half of it and no
+/// link is followed.
 inline void write_file(std::string const& path, std::span<std::byte const> bytes,
                        RendezvousInfo const& info) {
   FileHead head;
@@ -83,7 +84,7 @@ inline void write_file(std::string const& path, std::span<std::byte const> bytes
         "; name a file in a folder that all ranks see");
 }
 
-/// @return  whether today's file is there; `other`: another run's is
+/// @return whether the file of this run exists; `other`: that of another run does
 inline bool read_file(std::string const& path, std::span<std::byte> bytes,
                       RendezvousInfo const& info, bool& other) {
   int const file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -112,10 +113,10 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
 }  // namespace detail
 
 /// Invites the ranks of a launched program. Over MPI, use `invite` with a broadcast instead.
-/// @throws Error  deadline where a rank does not come; io for a port or a file that cannot be had;
-///                bad_configuration where the launcher told no address and `options` names no file,
-///                for a file without a name of the run, a rank that is there twice, or another NCCL
-///                than rank 0's
+/// @throws Error  deadline if a rank does not arrive; io for a port or a file that cannot be used;
+/// bad_configuration if the launcher gives no address and `options` names no file, for a file
+/// without a name of the run, for two processes with the same rank, or if the version of NCCL
+/// differs from rank 0's
 [[nodiscard]] inline Invitation invite(collective::Launch const& launch,
                                        Rendezvous const& options = {}) {
   if (!(options.deadline_s > 0))
@@ -142,7 +143,8 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
   info.size = launch.size;
   info.seconds = options.deadline_s;
   info.end = detail::Deadline(options.deadline_s);
-  // Not the address: rank 0's machine may be localhost to one rank and have a name for another.
+  // The address is not compared: rank 0's machine may be localhost for one rank and have a name for
+  // another.
   info.run = collective::digest(text(run, "\n", tcp ? info.ports.front() : 0, "\n", launch.size));
   return invite(launch.rank, [&](std::span<std::byte> bytes) {
     if (!tcp) return detail::exchange_file(options.file, bytes, info);

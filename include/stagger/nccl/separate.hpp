@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What STAGGER_SEPARATE_COMPILATION_NCCL leaves out, once for a program:
-///         a pipeline over processes with a GPU each.
+/// @file   The definitions that STAGGER_SEPARATE_COMPILATION_NCCL leaves out: a pipeline over
+///         processes with a GPU each. Include it in one source file of a program.
 
 #include <stagger/engine/make_session.hpp>
 #include <stagger/nccl/gpus.hpp>

@@ -73,10 +73,11 @@ template <int Name> struct TcpOption {
   }
 };
 
-/// Lets the system end a connection whose other side's machine has vanished without a word, within
-/// the deadline (to the second), whether bytes are under way or not.
+/// Lets the system end a connection if the machine of the other side has vanished, within the
+/// deadline (to the second), whether bytes are in transit or not.
 template <class Socket> void end_when_vanished(Socket& socket, double deadline_s) noexcept {
-  boost::system::error_code ignored;  // by systems without them; they look once in two hours
+  boost::system::error_code ignored;  // by systems without these options, which check every two
+                                      // hours
   [[maybe_unused]] auto const seconds = [&](double share) {
     constexpr double longest = 32767;  // that Linux takes
     return static_cast<int>(std::clamp(deadline_s * share, 1.0, longest));
@@ -97,18 +98,18 @@ inline constexpr std::chrono::milliseconds tick{100};
 
 /// One connection. All but `wake` and `wake_and_send` runs on the thread of its context.
 ///
-/// It reads and writes as long as there is something, and its owner calls `tick` ten times a
-/// second: where a frame has begun, or there is something to write, and no byte has moved
-/// for that long, the connection ends.
+/// It reads and writes as long as there is data, and its owner calls `tick` ten times a second. The
+/// connection ends if no byte has been transferred for the deadline while a frame has begun or data
+/// is to be written.
 class AsioConnection final : public collective::detail::Transport,
                              public std::enable_shared_from_this<AsioConnection> {
  public:
   using Executor = boost::asio::io_context::executor_type;
   using Socket = boost::asio::basic_stream_socket<tcp, Executor>;
 
-  /// @param name        of the other side, in words
-  /// @param expected    what that says first, or null; outlives this
-  /// @param deadline_s  after which it ends if nothing moves
+  /// @param name  of the other side, for error messages
+  /// @param expected  the first bytes of the other side, or null; must outlive this object
+  /// @param deadline_s  after which it ends if nothing is transferred
   AsioConnection(Socket socket, std::string name, Hello const* expected, double deadline_s)
       : name_(std::move(name)),
         reader_(expected),
@@ -119,7 +120,7 @@ class AsioConnection final : public collective::detail::Transport,
     end_when_vanished(socket_, deadline_s);
   }
 
-  /// @param hello  what this side says first, or null
+  /// @param hello  the first bytes of this side, or null
   void start(MessageEnd& end, Hello const* hello = nullptr) {
     std::lock_guard const lock(mutex_);
     boost::system::error_code ignored;
@@ -130,19 +131,19 @@ class AsioConnection final : public collective::detail::Transport,
     pump();
   }
 
-  /// Sends what there is; then the other side closes.
+  /// Sends all pending data; then the other side closes.
   void finish() {
     std::lock_guard const lock(mutex_);
     finishing_ = true;
     pump();
   }
-  /// Ends at once.
+  /// Ends the connection at once.
   void end(std::exception_ptr const& why) noexcept {
     std::lock_guard const lock(mutex_);
     close(why);
   }
   [[nodiscard]] bool ended() const noexcept { return !socket_.is_open(); }
-  /// Whether the other side has not even sent all of what it says first, read or not.
+  /// Whether the other side has not sent all of its first bytes yet, read or not.
   [[nodiscard]] bool silent() const noexcept {
     boost::system::error_code ignored;
     std::size_t const missing = reader_.hello_missing();
@@ -190,7 +191,7 @@ class AsioConnection final : public collective::detail::Transport,
     return std::make_exception_ptr(Error(code, text(pieces...)));
   }
 
-  // Of all that follows the caller holds the lock.
+  // The caller of all functions below holds the lock.
 
   void close(std::exception_ptr const& why) noexcept {
     if (auto* const told = std::exchange(end_, nullptr)) told->gone(why);
@@ -201,7 +202,7 @@ class AsioConnection final : public collective::detail::Transport,
     close(error(Errc::io, "the connection with ", name_, " has ended: ", why.message(),
                 "; see whether the other side still runs"));
   }
-  /// Says why to the other side, then waits until that has gone.
+  /// Sends the reason to the other side, then waits until that has closed the connection.
   void refuse(std::string const& sentence) {
     auto const why = error(Errc::bad_data, sentence);
     if (writer_.partial()) return close(why);
@@ -221,7 +222,8 @@ class AsioConnection final : public collective::detail::Transport,
   void have_read(boost::system::error_code const& error, std::size_t count) {
     bool const wakes = !woken_.exchange(true);  // it pumps anyway
     std::string refusal;
-    if (end_ != nullptr && !error) {  // else it only reads until the other side has gone
+    if (end_ != nullptr && !error) {  // otherwise it only reads until the other side has closed the
+                                      // connection
       try {
         reader_.came(count, *end_);
       } catch (std::exception const& reason) {
@@ -256,14 +258,15 @@ class AsioConnection final : public collective::detail::Transport,
       if (ended()) return;
       auto const pieces = writer_.next();
       if (pieces.empty()) {
-        boost::system::error_code ignored;  // and read on, until the other side has read all of it
+        boost::system::error_code ignored;  // and keep reading until the other side has read all of
+                                            // it
         if (finishing_ || end_ == nullptr) socket_.shutdown(tcp::socket::shutdown_send, ignored);
         return;
       }
       auto const why = send(pieces);
       if (why == boost::asio::error::would_block) return wait_for_room();
       if (why) return broken(why);
-      if (!pieces.large.empty()) return wake();  // behind other connections of the thread
+      if (!pieces.large.empty()) return wake();  // after other connections of the thread
     }
   }
   void wait_for_room() {
@@ -274,7 +277,7 @@ class AsioConnection final : public collective::detail::Transport,
       self->pump();
     });
   }
-  /// @return whether nothing is left to send but what the thread of the context is to do
+  /// @return whether nothing is left to send except what the thread of the context sends
   bool send_small() noexcept {
     if (end_ == nullptr || blocked_ || finishing_ || ended()) return false;
     try {
@@ -285,11 +288,11 @@ class AsioConnection final : public collective::detail::Transport,
         if (pieces.empty()) return true;
         if (send(pieces)) return false;
       }
-    } catch (...) {  // which the end will throw there, too
+    } catch (...) {  // which the end will throw there too
       return false;
     }
   }
-  /// As much as the system takes.
+  /// Writes as much as the system accepts.
   boost::system::error_code send(FrameWriter::Pieces const& pieces) noexcept {
     std::array<boost::asio::const_buffer, 2> const buffers{
         boost::asio::buffer(pieces.gathered.data(), pieces.gathered.size()),
@@ -306,7 +309,7 @@ class AsioConnection final : public collective::detail::Transport,
   FrameReader reader_;
   std::mutex mutex_;  // of all below
   Socket socket_;
-  MessageEnd* end_ = nullptr;  // null: it is being closed; set by the thread of the context alone
+  MessageEnd* end_ = nullptr;  // null: it is being closed; set only by the thread of the context
   FrameWriter writer_;
   std::string refusal_;   // to be sent
   bool blocked_ = false;  // until the system takes more

@@ -29,7 +29,7 @@ inline constexpr std::size_t buffer_bytes = std::size_t{1} << 16U;
 inline constexpr std::size_t small_bytes = std::size_t{1} << 14U;  // payloads that are copied
 inline constexpr std::size_t piece_bytes = std::size_t{1} << 18U;  // of a large one, in a cache
 
-/// What a worker sends first.
+/// The first bytes that a worker sends.
 struct Hello {
   static constexpr std::size_t longest_token = 64;
   char token[longest_token] = {};  // then zeros
@@ -38,20 +38,20 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 72);
 
-/// Takes messages out of the bytes that come.
+/// Extracts messages from the bytes that arrive.
 class FrameReader {
  public:
-  /// @param expected  what the other side says first, or null; outlives this
+  /// @param expected  the first bytes of the other side, or null; must outlive this object
   explicit FrameReader(Hello const* expected) noexcept : expected_(expected) {}
 
-  /// Where the next bytes go: large payloads where they belong, at once.
+  /// The memory for the next bytes; large payloads are received directly at their destination.
   [[nodiscard]] std::span<std::byte> space() noexcept {
     direct_ = payload_.size() - got_ >= small_bytes;
     if (direct_) return payload_.subspan(got_, std::min(payload_.size() - got_, piece_bytes));
     return std::span(in_).subspan(filled_);
   }
-  /// So many have come to there. Hands over the messages that they complete.
-  /// @throws Error  for bytes that are no frames, or what `end` throws
+  /// Called when so many bytes have arrived there. Delivers the messages that they complete.
+  /// @throws Error for bytes that are not frames, or what `end` throws
   void came(std::size_t count, MessageEnd& end) {
     (direct_ ? got_ : filled_) += count;
     if (direct_) check();
@@ -65,13 +65,13 @@ class FrameReader {
     filled_ -= at;
     if (at != 0 && filled_ != 0) std::memmove(in_.data(), in_.data() + at, filled_);
   }
-  /// Bytes of what the other side says first that have not come.
+  /// How many of the first bytes of the other side have not arrived yet.
   [[nodiscard]] std::size_t hello_missing() const noexcept {
     return expected_ == nullptr ? 0 : sizeof(Hello) - filled_;
   }
   /// Whether a frame has begun that is not complete.
   [[nodiscard]] bool partial() const noexcept { return in_frame_ || filled_ != 0; }
-  /// Forgets it: what comes now is of no interest.
+  /// Ignores everything that arrives from now on.
   void forget() noexcept {
     in_frame_ = direct_ = false;
     payload_ = {};
@@ -110,7 +110,7 @@ class FrameReader {
     return true;
   }
 
-  /// While it is still in the cache.
+  /// Done while it is still in the cache.
   void check() noexcept {
     std::size_t const until = got_ == payload_.size() ? got_ : got_ / 32 * 32;
     sum_.add(std::as_bytes(payload_.subspan(checked_, until - checked_)));
@@ -120,7 +120,7 @@ class FrameReader {
   void check_hello(std::byte const* from) {
     Hello hello;
     std::memcpy(&hello, from, sizeof(hello));
-    unsigned char differs = 0;  // in a time that does not depend on where
+    unsigned char differs = 0;  // in a time that does not depend on where they differ
     for (std::size_t i = 0; i < sizeof(hello.token); ++i)
       differs |= static_cast<unsigned char>(hello.token[i] ^ expected_->token[i]);
     if (differs != 0)
@@ -132,7 +132,7 @@ class FrameReader {
     expected_ = nullptr;
   }
 
-  Hello const* expected_;  // null once the other side has said it
+  Hello const* expected_;  // null once they have arrived
   std::array<std::byte, buffer_bytes> in_;
   std::size_t filled_ = 0;  // of it
   bool direct_ = false;     // the next bytes go to `payload_`
@@ -144,12 +144,12 @@ class FrameReader {
   WideChecksum sum_;
 };
 
-/// Makes frames of messages: small ones are gathered, of large ones the payload is sent from where it
-/// lies, piece by piece.
+/// Makes frames of messages: small ones are collected in a buffer, and large payloads are sent from
+/// their own memory, piece by piece.
 class FrameWriter {
  public:
   void hello(Hello const& hello) noexcept { append(&hello, sizeof(hello)); }
-  /// The last thing that is said. @pre not partial()
+  /// Adds the last message. @pre not partial()
   void refuse(std::string const& sentence) noexcept {
     std::size_t const bytes = std::min(sentence.size(), small_bytes);
     add({.kind = MessageKind::refused, .bytes = bytes},
@@ -167,7 +167,7 @@ class FrameWriter {
     return out_.size() - filled_ >= small_bytes + sizeof(Message) + sizeof(std::uint64_t);
   }
 
-  /// What to send next: gathered bytes, and then a piece of a large payload. Valid until `sent`.
+  /// The next bytes to send: collected ones, then a piece of a large payload. Valid until `sent`.
   struct Pieces {
     std::span<std::byte const> gathered, large;
     [[nodiscard]] bool empty() const noexcept { return gathered.empty() && large.empty(); }
@@ -176,11 +176,11 @@ class FrameWriter {
     if (piece_.empty() && !payload_.empty()) {
       piece_ = payload_.first(std::min(payload_.size(), piece_bytes));
       payload_ = payload_.subspan(piece_.size());
-      sum_.add(piece_);  // while it comes into the cache
+      sum_.add(piece_);  // while it is brought into the cache
     }
     return {std::span(out_).subspan(sent_, filled_ - sent_), piece_};
   }
-  /// So many bytes of these.
+  /// Called when so many of these bytes have been sent.
   void sent(std::size_t count) noexcept {
     std::size_t const gathered = std::min(count, filled_ - sent_);
     sent_ += gathered;

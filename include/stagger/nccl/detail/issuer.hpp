@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The queue of NCCL calls of one device: made in one order, each polled until NCCL has
-/// finished it.
+/// @file   The queue of NCCL calls of one device, which are made in one order and polled until NCCL
+///         has finished them.
 
 #include <algorithm>
 #include <atomic>
@@ -32,7 +32,7 @@ struct Call {
   int peer = 0;  // or root
 };
 
-/// A communicator that is being given up. Its thread may be inside NCCL for ever.
+/// A communicator that is being aborted. Its thread may be inside NCCL for ever.
 struct Abort {
   std::atomic<bool> done{false};
 };
@@ -40,8 +40,8 @@ struct Abort {
 /// Aborts from which NCCL has not returned.
 inline std::atomic<int> aborts_under_way{0};
 
-/// The process waits for them at its end, though not for ever: then CUDA and NCCL shut down, and a
-/// thread that is still inside them would use freed memory.
+/// At its end the process waits for them for a limited time: afterwards CUDA and NCCL shut down,
+/// and a thread that is still inside them would use freed memory.
 inline void await_aborts_at_exit() {
   struct AtExit {
     AtExit() = default;
@@ -60,7 +60,7 @@ inline void await_aborts_at_exit() {
 struct State {
   static constexpr std::size_t events_kept = 64;
 
-  ncclComm_t comm = nullptr;  // null: finalized, aborted, or never there
+  ncclComm_t comm = nullptr;  // null: finalized, aborted, or never made
   cudaStream_t stream = nullptr;
   int device = 0;
   int rank = 0;
@@ -82,7 +82,7 @@ struct State {
   void fail(std::exception_ptr why) noexcept {
     if (!failure) failure = std::move(why);
   }
-  /// @throws never; what NCCL says of `result` becomes the failure
+  /// Never throws; NCCL's description of `result` becomes the failure.
   void fail(ncclResult_t result, char const* what) noexcept {
     try {
       detail::fail(result, what, comm, rank);
@@ -91,7 +91,7 @@ struct State {
     }
   }
 
-  /// A batch with an invalid call. NCCL never sees it, and later batches go on.
+  /// Notes a batch with an invalid call. NCCL never sees it, and later batches continue.
   void refuse(std::uint64_t number, std::string const& words) noexcept {
     try {
       refused.emplace_back(
@@ -118,7 +118,7 @@ struct State {
     return true;
   }
 
-  /// Hands the communicator to a thread that aborts it: that may take long, or never end.
+  /// Passes the communicator to a thread that aborts it, which may take long or never end.
   void give_up() noexcept {
     auto* const gone = std::exchange(comm, nullptr);
     if (gone == nullptr) return;
@@ -132,15 +132,15 @@ struct State {
         handle->done.notify_all();
         aborts_under_way.fetch_sub(1);
       }).detach();
-    } catch (...) {  // no memory, no thread: the communicator stays behind
+    } catch (...) {  // no memory or no thread: the communicator is never destroyed
       aborts_under_way.fetch_sub(1);
     }
   }
 };
 
-/// The queue of one device. Communicators of a device share it, so that what they enqueue reaches
-/// the device in the order in which it was asked for: the same on every rank, if the ranks ask in
-/// the same order. Used by one thread at a time.
+/// The queue of one device. The communicators of a device share it, so that their work reaches the
+/// device in the order in which it was requested, which is the same on every rank if all make their
+/// requests in the same order. Used by one thread at a time.
 class Issuer {
  public:
   enum class Kind : std::uint8_t { join, calls, split, finalize };
@@ -156,7 +156,7 @@ class Issuer {
     std::shared_ptr<State> part;  // its result
   };
 
-  /// Puts a batch at the end. @return its number
+  /// Appends a batch. @return its number
   std::uint64_t ask(std::shared_ptr<State> state, Kind kind, std::vector<Call>& calls) {
     Batch& batch = add();
     batch.kind = kind;
@@ -176,10 +176,11 @@ class Issuer {
     return number;
   }
 
-  /// While on, calls go into a graph: a call is done once the graph has it, without an event.
+  /// While this is on, calls are recorded in a graph: a call is done once it is recorded, without
+  /// an event.
   void capturing(bool on) noexcept { capturing_ = on; }
 
-  /// Advances as far as NCCL allows without waiting.
+  /// Advances as far as possible without waiting.
   void progress() noexcept {
     while (count_ != 0) {
       Batch& batch = queue_[first_];
@@ -245,7 +246,8 @@ class Issuer {
     return !state.failure;
   }
 
-  /// What is wrong with a call, as far as it can be checked here; NCCL would end its communicator.
+  /// The error of an invalid call, as far as it can be checked here; NCCL would end its
+  /// communicator.
   static std::string wrong_with(Call const& c, State const& state) {
     bool const named =
         c.kind == CallKind::send || c.kind == CallKind::receive || c.kind == CallKind::broadcast;
@@ -259,7 +261,8 @@ class Issuer {
     return {};
   }
 
-  /// All calls as one group, so that they progress together; none if one of them is wrong.
+  /// Makes all calls as one group, so that they progress together; makes none if one of them is
+  /// invalid.
   static void launch(Batch const& batch) {
     State& state = *batch.state;
     for (Call const& call : batch.calls)
@@ -292,7 +295,7 @@ class Issuer {
     }
   }
 
-  /// Whether the communicator that a split makes is there.
+  /// Whether the communicator of a split has been made.
   static bool through(Batch const& batch) noexcept {
     State& part = *batch.part;
     if (part.comm == nullptr) return true;

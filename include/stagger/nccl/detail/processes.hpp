@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The processes of a pipeline, each with one GPU, joined by NCCL.
+/// @file   The processes of a pipeline, each with one GPU, connected by NCCL.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,8 +20,7 @@
 
 namespace stagger::nccl::detail {
 
-/// Waits for several operations, polling each: none may have to wait for another that is only
-/// polled later.
+/// Waits for several operations and polls all of them, since one may need progress of another.
 /// @throws Error  as Operation::wait
 inline void wait_for_all(std::span<Operation> operations, double seconds) {
   Operation* open = nullptr;
@@ -34,9 +33,9 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
   if (!stagger::detail::wait_until(done, seconds)) open->expire(seconds);
 }
 
-/// Ends communicators together with their other ranks, who name theirs in the same order. Where one
-/// has failed, or the others do not come in time, all are aborted.
-/// @pre  no step is in flight, and graphs that captured their calls are gone
+/// Ends communicators together with their other ranks, which name them in the same order. If one
+/// has failed, or the others do not arrive in time, all are aborted.
+/// @pre no step is in flight, and graphs that captured their calls are destroyed
 [[gnu::cold]] inline void end_together(std::span<Communicator* const> all) noexcept {
   constexpr double farewell_s = 3;
   constexpr double abort_s = 1;
@@ -46,7 +45,7 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
       for (auto* const one : all) ends.push_back(one->finalize());
     wait_for_all(ends, farewell_s);
     if (!ends.empty()) return;
-  } catch (...) {  // others have failed, or are not there
+  } catch (...) {  // others have failed, or do not exist
   }
   stagger::detail::Backoff const aborting;
   for (auto* const one : all) {
@@ -58,17 +57,17 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
   for (auto const* const one : all) static_cast<void>(one->gone(abort_s - aborting.waited_s()));
 }
 
-/// Waits for the copies on a stream; what is in front of them has been awaited.
+/// Waits for the copies on a stream, before which all work is done.
 inline void wait_for_copies(cuda::Stream const& stream) {
   for (stagger::detail::Backoff backoff; !stream.idle(); backoff.pause()) {
   }
 }
 
-/// The question whether any process says yes. It must not wait for a step in flight, so it has a
+/// Determines whether any process answers yes. It must not wait for a step in flight, so it has a
 /// stream and a communicator of its own.
 class Question {
  public:
-  /// @throws Error  deadline, if the other processes do not ask as well
+  /// @throws Error deadline if the other processes do not ask as well
   [[gnu::cold]] Question(Communicator& world, int rank, double join_deadline_s) {
     world.split(0, rank, all_, &stream_).wait(join_deadline_s);
   }
@@ -76,7 +75,7 @@ class Question {
   [[nodiscard]] Communicator& communicator() noexcept { return all_; }
   [[nodiscard]] bool idle() const { return stream_.idle(); }
 
-  /// @throws Error  deadline, if others do not ask in time
+  /// @throws Error deadline if others do not ask in time
   [[nodiscard]] bool ask(bool own, double deadline_s) {
     auto const copy = [this](void* to, void const* from, cudaMemcpyKind kind) {
       cuda::check(cudaMemcpyAsync(to, from, sizeof(std::uint32_t), kind, stream_.get()),
@@ -100,7 +99,7 @@ class Question {
   Communicator all_{};
 };
 
-/// The bytes that a value has beside its tensors, and their number: a message of one size.
+/// The bytes of a value besides its tensors, and their number, as a message of fixed size.
 class ByteMessage {
  public:
   /// Memory of the GPU from which it is sent, or into which it is received.
@@ -119,7 +118,7 @@ class ByteMessage {
     std::memcpy(host_.data() + sizeof size, bytes.data(), bytes.size());
     copy(block().data, host_.data(), cudaMemcpyHostToDevice, stream);
   }
-  /// After the call that received it.
+  /// Called after the call that received it.
   void take(ByteWriter& bytes, cuda::Stream const& stream) {
     host_.resize(capacity);
     copy(host_.data(), there_.data(), cudaMemcpyDeviceToHost, stream);
@@ -141,16 +140,16 @@ class ByteMessage {
   cuda::Tensor<std::byte> there_;
 };
 
-/// Every channel has a communicator of two, every replica group one of its members. NCCL gets all
-/// calls from one thread in one order. Nodes of a graph, though, have no order but their edges, and
-/// a GPU that has begun one message may have no capacity left for the one that its peer has begun:
-/// so while a graph is recorded, each call goes after the one before it.
+/// Every channel has a communicator of two ranks, and every replica group one of its members. NCCL
+/// gets all calls from one thread in one order. The nodes of a graph, however, are ordered only by
+/// their edges, and a GPU that has begun one message may have no capacity left for the one that its
+/// peer has begun. So while a graph is recorded, each call depends on the previous one.
 class Processes final : public cuda::detail::Processes {
  public:
-  /// Finds the other processes.
-  /// @param join_deadline_s      for them to join, and for each new connection
+  /// Connects with the other processes.
+  /// @param join_deadline_s  for them to join, and for each new connection
   /// @param deadline_s  for each call in a step, and between steps
-  /// @throws Error  deadline for those that do not come
+  /// @throws Error deadline for processes that do not arrive
   Processes(cuda::detail::Gpu& gpu, int rank, int size, Invitation const& invitation,
             double join_deadline_s, double deadline_s)
       : cuda::detail::Processes(rank, size),
@@ -309,7 +308,7 @@ class Processes final : public cuda::detail::Processes {
   [[nodiscard]] bool idle() const override { return !question_ || question_->idle(); }
 
  private:
-  /// What this process has of a channel, of a group, or of all.
+  /// This process's end of a channel, of a group, or of the communicator of all.
   struct End {
     Communicator all{};
     Operation last{};
@@ -327,7 +326,7 @@ class Processes final : public cuda::detail::Processes {
     visit(world_);
   }
 
-  /// Puts the calls that `call(end, group)` collects onto the stream of an end.
+  /// Enqueues the calls that `call(end, group)` collects on the stream of an end.
   template <class Call> void enqueue(End& end, Call call) {
     if (captured_ && has_call_) end.stream->wait(call_);
     {
@@ -340,7 +339,7 @@ class Processes final : public cuda::detail::Processes {
     has_call_ = true;
   }
 
-  /// Carries out a call on a copy of host memory, and brings it back.
+  /// Carries out a call on a copy of host memory, and copies the result back.
   template <class T, class Call> [[gnu::cold]] void on_device(std::span<T> host, Call call) {
     select();
     cuda::Tensor<T> there({host.size()});
@@ -358,7 +357,7 @@ class Processes final : public cuda::detail::Processes {
     Communicator none;
     world_.all.split(-1, 0, none).wait(join_deadline_s_);
   }
-  /// Splits off as many channels as do not share a process.
+  /// Makes the communicators of as many channels at once as share no process.
   [[gnu::cold]] void split_off(std::span<cuda::detail::Channel const> channels) {
     std::vector<int> taken;
     auto const is_taken = [&](int place) {

@@ -8,7 +8,7 @@
 ///       <------------------- Answer {verdict}, and the bytes where it is welcome
 ///       one byte: it has them ---------------> counts rank r
 ///
-/// Whatever else connects or listens there says something else, or nothing, and is left alone.
+/// Other programs that connect or listen there send something else, or nothing, and are ignored.
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -52,7 +52,7 @@ class Socket {
   int descriptor_;
 };
 
-/// An end in time, for one wait or for all.
+/// A point in time at which a wait ends.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -64,7 +64,7 @@ class Deadline {
     auto const left = std::chrono::ceil<std::chrono::milliseconds>(end_ - Clock::now()).count();
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
   }
-  /// The nearer of this end and one in so many seconds.
+  /// The earlier of this end and one in so many seconds.
   [[nodiscard]] Deadline within(double seconds) const {
     Deadline other(seconds);
     other.end_ = std::min(other.end_, end_);
@@ -81,7 +81,7 @@ class Deadline {
 /// The ranks that meet, the address, and the deadline.
 struct RendezvousInfo {
   std::string address{};     ///< of rank 0's machine
-  std::vector<int> ports{};  ///< there: rank 0 listens on the first that it can have
+  std::vector<int> ports{};  ///< ports there: rank 0 listens on the first free one
   std::uint64_t run = 0;     ///< the same in all ranks of one run, and in no other run
   int rank = 0;
   int size = 1;
@@ -108,7 +108,8 @@ inline std::uint64_t random_number() {
 struct Greeting {
   std::array<char, 8> word{'s', 't', 'a', 'g', 'g', 'e', 'r', '?'};
   std::uint64_t run = 0;
-  std::uint64_t process = 0;  ///< a random number: whether a rank has come again or is there twice
+  std::uint64_t process = 0;  ///< a random number, which tells a rank that connects again from a
+                              ///< second process with the same rank
   std::uint64_t rank = 0;
 };
 
@@ -129,7 +130,7 @@ inline bool ready(Socket const& socket, short what, Deadline const& end) {
   }
 }
 
-/// Sends few bytes, which a socket's buffer has room for unless the other end is gone.
+/// Sends few bytes, for which a socket's buffer has room unless the other end is gone.
 inline bool send_all(Socket const& socket, void const* bytes, std::size_t size) {
   return ::send(socket.get(), bytes, size, MSG_NOSIGNAL) == static_cast<::ssize_t>(size);
 }
@@ -172,8 +173,8 @@ inline Socket listen_on(int port, int& error) {
   return Socket(-1);
 }
 
-/// The first port that is free. What holds one for a moment, such as a rank's connection on its way
-/// out, is waited for.
+/// The first free port. Waits if a port is occupied only for a moment, such as by an outgoing
+/// connection of a rank.
 inline Socket listen(RendezvousInfo const& info) {
   Deadline const end = info.end.within(bind_s);
   for (int error = 0;;) {
@@ -186,7 +187,7 @@ inline Socket listen(RendezvousInfo const& info) {
   }
 }
 
-/// Rank 0: gives the bytes to every other rank.
+/// Rank 0: sends the bytes to every other rank.
 class Host {
  public:
   Host(RendezvousInfo const& info, std::span<std::byte const> bytes)
@@ -201,7 +202,7 @@ class Host {
     for (int missing = info_.size - 1; missing > 0;) {
       polled.assign(1, {listener.get(), POLLIN, 0});
       for (auto const& caller : callers_) polled.push_back({caller.socket.get(), POLLIN, 0});
-      // With callers it looks up now and then, to let go of those that say nothing.
+      // While there are callers it wakes up now and then, to drop those that send nothing.
       int const most = callers_.empty() ? info_.end.left_ms() : 100;
       int const result = ::poll(polled.data(), static_cast<::nfds_t>(polled.size()),
                                 std::min(most, info_.end.left_ms()));
@@ -227,11 +228,12 @@ class Host {
     Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket)
       callers_.push_back({std::move(socket), info_.end.within(silence_s)});
-    else  // it has gone, or this process has no descriptor left until another caller goes
+    else  // it has disconnected, or this process has no free descriptor until another caller
+          // disconnects
       info_.end.pause(1);
   }
 
-  /// Something has come from a caller. @return whether one more rank has the bytes
+  /// Receives data from a caller. @return whether one more rank has the bytes
   bool attend(Caller& caller) {
     if (caller.got == sizeof(Greeting)) {
       char byte = 0;
@@ -253,7 +255,7 @@ class Host {
     return false;
   }
 
-  /// @return  whether it is welcome and has been sent the bytes
+  /// @return whether it was accepted and has been sent the bytes
   bool answer(Caller const& caller) {
     auto const& said = caller.said;
     Answer answer;
@@ -281,7 +283,7 @@ class Host {
 
   RendezvousInfo const& info_;
   std::span<std::byte const> bytes_;
-  std::vector<std::uint64_t> processes_;  ///< of each rank that has come; 0: none
+  std::vector<std::uint64_t> processes_;  ///< of each rank that has connected; 0: none
   std::vector<bool> joined_;              ///< whether it has the bytes
   std::vector<Caller> callers_;
 };
@@ -323,7 +325,7 @@ inline std::vector<Address> resolve(std::string const& name, std::string& error)
   return all;
 }
 
-/// Asks what listens at an address for the bytes.
+/// Requests the bytes from whatever listens at an address.
 inline Verdict ask(Address const& address, Greeting const& greeting, std::span<std::byte> bytes,
                    Deadline const& end) {
   Socket const socket(
@@ -336,7 +338,7 @@ inline Verdict ask(Address const& address, Greeting const& greeting, std::span<s
   if (!ready(socket, POLLOUT, end.within(connect_s)) ||
       ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0)
     return Verdict::nobody;
-  // Linux lets a socket connect to itself where nothing listens; its end would be rank 0's port.
+  // If nothing listens, Linux lets a socket connect to itself, which would occupy rank 0's port.
   ::sockaddr_storage self{};
   size = sizeof self;
   if (::getsockname(socket.get(), reinterpret_cast<::sockaddr*>(&self), &size) == 0 &&
@@ -353,7 +355,7 @@ inline Verdict ask(Address const& address, Greeting const& greeting, std::span<s
              : Verdict::nobody;
 }
 
-/// Asks at each port of each address until one answers for this run. @return the best answer
+/// Tries each port of each address until one answers for this run. @return the best answer
 inline Verdict ask_all(RendezvousInfo const& info, std::vector<Address> addresses,
                        Greeting const& greeting, std::span<std::byte> bytes) {
   auto best = Verdict::nobody;
@@ -366,7 +368,7 @@ inline Verdict ask_all(RendezvousInfo const& info, std::vector<Address> addresse
   return best;
 }
 
-/// Any other rank: asks until rank 0 gives the bytes.
+/// Any other rank: repeats the request until rank 0 sends the bytes.
 inline void fetch(RendezvousInfo const& info, std::span<std::byte> bytes) {
   Greeting greeting;
   greeting.run = info.run;
