@@ -96,7 +96,7 @@ class GroupDivision {
             other, "; leave it out, or use Update::accumulate");
   }
 
-  /// Every microbatch sees the newest weights, as far as the schedule has let them be made.
+  /// Every microbatch sees the newest weights that the schedule permits.
   [[gnu::cold]] void update_each_pass() {
     int depth = 0;
     while (!model_->divided.chain[depth].grouped) ++depth;
@@ -164,7 +164,7 @@ class GroupDivision {
     return end;
   }
 
-  /// As processes compare it.
+  /// Describes the division as text, which processes compare.
   [[gnu::cold]] void describe() {
     auto& words = model_->description;
     words = text("group ", plan_.members, ", layers");
@@ -222,11 +222,11 @@ class GroupDivision {
           Layer(whole.ops().split->part(whole.object(), member, members, planned.by), whole.ops()));
   }
 
-  /// Which layer of the model it is, or is one of the two of.
+  /// The layer of the model to which a layer of the engine belongs.
   struct OfModel {
     int number;
     bool begins;
-    bool works;  // its time is that of the layer of the model
+    bool works;  // it has the computing time of the layer of the model
   };
 
   Setup const& setup_;

@@ -20,7 +20,7 @@
 
 namespace stagger::detail {
 
-/// Checks what a placement returns.
+/// Checks the result of a placement.
 /// @param process  whether places are processes, each of which must have a rank
 /// @throws Error  bad_configuration unless there is an existing place for each rank
 [[nodiscard]] [[gnu::cold]] inline std::vector<int> checked_places(std::vector<int> place,

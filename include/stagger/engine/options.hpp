@@ -18,7 +18,7 @@ struct Options {
 
   std::optional<double>
       clip_norm{};         ///< gradients are scaled down to this global 2-norm where they exceed it
-  std::uint64_t seed = 0;  ///< of everything random: `Context::random_seed`
+  std::uint64_t seed = 0;  ///< the seed of everything random: `Context::random_seed`
   double deadline_s =
       60;  ///< longest time in which no rank moves before the step ends in an error, seconds
   bool recompute =

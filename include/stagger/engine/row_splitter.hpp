@@ -24,8 +24,8 @@ struct RowRange {
   }
 };
 
-/// How many rows a value has for each row of the model's input; 0 if that is not a whole number. A
-/// layer may make several rows of one.
+/// How many rows a value has for each row of the model's input, since a layer may make several rows
+/// of one; 0 if that is not a whole number.
 [[nodiscard]] inline std::size_t rows_for_each(SlotType const& type, void const* value,
                                                std::size_t inputs) {
   std::size_t const rows = type.rows(value);

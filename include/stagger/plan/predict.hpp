@@ -60,12 +60,12 @@ class SharedStage {
     }
   }
 
-  /// One microbatch, and what its gradients add to the last one.
+  /// The times of one microbatch, with the time by which its gradients prolong the last one.
   [[nodiscard]] StageTime time() const {
     StageTime sum;
     if (stage_.last + 1 == w_.layers()) exchange(sum, stage_.last + 1);
-    double sent_s = 0;  // when the sums so far are done, from the start of the last backward
-    double bytes = 0;   // of gradients behind the last exchange
+    double sent_s = 0;  // when the sums so far are done, since the start of the last backward
+    double bytes = 0;   // of gradients after the last exchange
     for (int l = stage_.last; l >= stage_.first; --l) {
       StageTime const t = of(l);
       sum.forward_s += t.forward_s;
@@ -83,7 +83,7 @@ class SharedStage {
     return sum;
   }
 
-  /// On the device that holds most.
+  /// The memory of the device that holds most.
   [[nodiscard]] StageMemory memory() const {
     StageMemory sum;
     for (int l = stage_.first; l <= stage_.last; ++l) {
@@ -97,7 +97,8 @@ class SharedStage {
   }
 
  private:
-  /// Forward. What lies before an exchange runs again after the gradient has come through it.
+  /// Forward seconds of the layers after the last exchange. Only their recomputation is hidden;
+  /// layers before an exchange run again once the gradient has passed through it.
   [[nodiscard]] double behind_last_exchange_s() const {
     double sum = 0;
     for (int l = stage_.last; l >= stage_.first; --l) {
@@ -112,9 +113,9 @@ class SharedStage {
   }
   [[nodiscard]] partition::Cut cut(int l) const { return split_.cut(static_cast<std::size_t>(l)); }
   [[nodiscard]] bool rows(int l) const { return planned(l).takes == partition::Held::rows; }
-  /// That a device works on.
+  /// Samples of layer l that a device processes.
   [[nodiscard]] double samples(int l) const { return rows(l) ? slice_ : together_; }
-  /// Of the work on them.
+  /// Its share of the work on these samples.
   [[nodiscard]] double share(int l) const {
     bool const part =
         planned(l).by != SplitBy::nothing || planned(l).takes == partition::Held::columns;
@@ -130,7 +131,8 @@ class SharedStage {
     return w_.parameter_bytes(l, l + 1) * (planned(l).by != SplitBy::nothing ? share(l) : 1);
   }
 
-  /// Adds what a member takes from each of the others in front of a layer, one after the other.
+  /// Adds the times of the messages that a member receives from each of the others in front of a
+  /// layer, one after the other.
   void exchange(StageTime& sum, int l) const {
     using partition::Cut;
     double const others = split_.members - 1;

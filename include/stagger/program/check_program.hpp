@@ -110,7 +110,7 @@ class ProgramCheck {
  private:
   enum Done : std::uint8_t { forward_done = 1, gradient_done = 2, all_done = 4 };
   struct RankWork {
-    std::span<schedule::Action const> left;  // actions of the table's row that are still to come
+    std::span<schedule::Action const> left;  // actions of the table's row that have not run yet
     std::uint32_t target = 0xffffffff;       // whose rows of the target were gathered last
   };
 
@@ -284,10 +284,10 @@ class ProgramCheck {
 
 }  // namespace detail
 
-/// Refuses a program that would not do what its table says, whatever actions take: each action once
-/// and in its rank's order, every value written before and overwritten after all that read it, each
-/// message sent once and received once, every update after all gradients that it needs, weights of
-/// the version that the staleness model says, and no wait that cannot end.
+/// Refuses a program that does not do what its table says, however long actions take: each action
+/// once and in its rank's order, every value written before and overwritten after all that read it,
+/// each message sent once and received once, every update after all gradients that it needs,
+/// weights of the version that the staleness model says, and no wait that cannot end.
 ///
 /// @param table    that the program was made from
 /// @param options  that the program was made with

@@ -65,7 +65,7 @@ class Player {
   [[nodiscard]] Instruction const& instruction() const noexcept { return *in_; }
   [[nodiscard]] std::span<Wait const> waits() const noexcept { return waits_at(rank_); }
 
-  /// The ranks that have not come to their end. If there are none after the last `next`, the
+  /// The ranks that have not reached their end. If there are none after the last `next`, the
   /// program cannot deadlock, however long actions take.
   [[nodiscard]] [[gnu::cold]] List<Blocked> blocked() const {
     List<Blocked> stuck;

@@ -150,15 +150,15 @@ struct Instruction {
   std::uint16_t dx = 0;     ///< the dy slot of the stage before; unused at the first stage
   std::uint16_t inner = 0;  ///< gradients between the stage's layers
   std::uint16_t version = 0;       ///< of the weights that the instruction reads
-  std::uint16_t next_version = 0;  ///< that `apply` makes
+  std::uint16_t next_version = 0;  ///< the version that `apply` makes
 
   /// Of `apply`: how many updates of the stage were made before it in the step.
   [[nodiscard]] constexpr std::uint32_t update() const noexcept { return microbatch; }
   /// Of `push`: which push of the worker it is, from 0.
   [[nodiscard]] constexpr std::uint32_t round() const noexcept { return microbatch; }
   /// Of `pull`: from a snapshot with so many rounds of every worker and so many own pushes after
-  /// them; else from the version in `version` and the change in `next_version`, or in a step: what
-  /// has come of what is late.
+  /// them; else from the version in `version` and the change in `next_version`, or in a step: from
+  /// the late values that have arrived.
   [[nodiscard]] constexpr bool snapshot() const noexcept { return y != 0; }
   [[nodiscard]] constexpr std::uint32_t rounds() const noexcept { return microbatch; }
   [[nodiscard]] constexpr std::uint16_t waves() const noexcept { return x; }
@@ -320,7 +320,8 @@ struct Program {
   int microbatches = 0;  ///< units that flow: slices, where the table divides microbatches
   bool training = true;
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
-  bool flushes = true;  ///< whether all stages but those alone update together, at the end
+  bool flushes = true;  ///< whether stages update together at the end, except those that update
+                        ///< alone
   int push_minibatches = 0;  ///< in one push to a parameter server; 0: there is none
   bool late = false;         ///< answers to a step's pushes may come in the step after
   List<Cell> cells;          ///< by stage, then by rank
@@ -333,15 +334,15 @@ struct Program {
                                     ///< whose B or W has not
 
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
-  /// How often a server's signal must have been given for an instruction: at the end of a step once
-  /// for what it pulls; where some is late, once for what is late from the step before, and once
-  /// more.
+  /// How often a server's signal must have been given before an instruction: at the end of a step
+  /// once, for the pulled weights; with late layers once for the late values of the previous step,
+  /// then a second time.
   [[nodiscard]] constexpr std::uint32_t answers_for(Instruction const& in) const noexcept {
     if (in.op == Op::push) return late ? 1 : 0;
     if (!in.snapshot()) return 0;
     return !flushes ? in.rounds() + (in.last_pull() ? 1 : 0) : late ? 2 : 1;
   }
-  /// The signal by which a server tells a cell of rounds. @pre exchanges()
+  /// The signal by which a server notifies a cell of rounds. @pre exchanges()
   [[nodiscard]] std::uint32_t outside_signal(std::size_t cell) const noexcept {
     return static_cast<std::uint32_t>(signals.size() - cells.size() + cell);
   }

@@ -53,7 +53,7 @@ struct ChartRange {
     low = std::min(low, value);
     high = std::max(high, value);
   }
-  /// From 0 on, unless the values lie far from it; of some length.
+  /// Begins at 0 unless the values lie far from it; never empty.
   void round() {
     if (low > high) low = 0, high = 1;  // no points
     if (low > 0 && low <= high / 2) low = 0;
@@ -124,7 +124,7 @@ class ChartWriter {
                   ".line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}");
   }
 
-  /// Of a line's strokes and dots.
+  /// The style of a line's strokes and dots.
   [[nodiscard]] static std::string look(std::size_t line) {
     std::string const colour = colours[line % colours.size()];
     char const* const dash = dashes[line / colours.size() % dashes.size()];
@@ -161,7 +161,7 @@ class ChartWriter {
     Ticks ticks{};
     std::int64_t first = 0, last = 0;
   };
-  /// About `wanted` of them, and at least two.
+  /// About `wanted` marks, at least two.
   [[nodiscard]] static Marks marks_of(ChartRange const& range, int wanted) {
     Marks marks;
     do {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Numbers formatted for people: "12.3 ms", "1.50 MiB", "17.4 %". The same text in every
-/// locale.
+/// @file   Numbers as readable text: "12.3 ms", "1.50 MiB", "17.4 %", the same in every locale.
 
 #include <stagger/core/requirements.hpp>
 

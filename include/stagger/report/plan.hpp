@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Plans formatted for people: a table of the stages, and a picture of the devices.
+/// @file   Plans as text and pictures: a table of the stages, and a picture of the devices.
 
 #include <algorithm>
 #include <cstddef>

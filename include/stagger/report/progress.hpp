@@ -44,9 +44,9 @@ struct ProgressOptions {
 /// Shows step, loss, tokens (or what the options name) per second and time left. It reads no clock:
 /// every call is told the time.
 ///
-/// A terminal's line is drawn anew ten times a second at most, a line of its own written every five
-/// seconds. The first and the last step are always shown. A failing stream is ignored: a run must not fail because its
-/// progress cannot be shown.
+/// On a terminal the line is redrawn at most ten times a second; elsewhere a line is written every
+/// five seconds. The first and the last step are always shown. A failing stream is ignored: a run
+/// must not fail because its progress cannot be shown.
 class Progress {
  public:
   /// @param out         not owned; must outlive this object
@@ -84,7 +84,7 @@ class Progress {
     shown_once_ = false;
   }
 
-  /// Leaves the line where it is and goes to the next one.
+  /// Keeps the line and moves to the next one.
   void finish() {
     if (options_.terminal && drawn_ > 0) put("\n");
     drawn_ = 0;

@@ -27,8 +27,8 @@ namespace stagger::report {
   return names[static_cast<std::size_t>(by)];
 }
 
-/// A line for each layer, with the numbers that are exchanged in front of it: what the chain is for
-/// one member. Behind them, what is not split though a group was asked for.
+/// A table with a line for each layer: its exchange, its parameters and its activations for one
+/// member. Below the table it names layers that are not split although a group was requested.
 /// @param rows    of each member in a local batch
 /// @throws Error  mismatch unless there are as many layers as the plan has
 [[nodiscard]] inline std::string table(partition::SplitChain const& chain, int member,

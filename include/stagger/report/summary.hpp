@@ -81,14 +81,14 @@ struct Summary {
   return result;
 }
 
-/// Measured costs in the form that `schedule::evaluate` takes, to see what the schedule allows for
-/// these stages: of each kind of action at each stage the median over all microbatches of several
-/// iterations, which a few late samples do not move. Slices of a microbatch are added up; overlapped
-/// pairs are left out, since their parts cannot be told apart.
+/// Measured costs as input of `schedule::evaluate`, which computes the best that the schedule
+/// allows for these stages: of each kind of action at each stage the median over all microbatches
+/// of several iterations, which a few late samples do not move. Slices of a microbatch are added
+/// up; overlapped pairs are left out, since their parts cannot be told apart.
 ///
-/// Where only the full backward was measured it is given as two equal halves, I and W: their sum is
-/// all that a table of full backwards reads. Transfers are 0: on the host a message costs what its
-/// action costs.
+/// If only the full backward was measured, it is divided into two equal halves, I and W; a table of
+/// full backwards uses only their sum. Transfers are 0: on the host a message costs what its action
+/// costs.
 /// @return       stages as many as the largest index asks for
 /// @throws Error bad_data for a time that is not finite, an end before its start, or a negative
 ///               stage

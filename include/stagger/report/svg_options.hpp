@@ -8,14 +8,15 @@
 
 namespace stagger::report {
 
-/// Background of a picture. Each has its own, so that a picture reads on any page.
+/// The theme of a picture. Each has a background of its own, so that a picture is legible on any
+/// page.
 enum class SvgTheme : unsigned char {
   light,
   dark,
-  automatic,  ///< as the reader's system asks for; light where it asks for nothing
+  automatic,  ///< as the reader's system prefers; light if it has no preference
 };
 
-/// How a timeline picture looks.
+/// The options of a timeline picture.
 struct SvgOptions {
   int width = 960;           ///< pixels, 200 or more; the height follows from the ranks
   std::string_view title{};  ///< above the picture; empty: none

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Small aligned tables for people.
+/// @file   Small aligned tables as text.
 
 #include <algorithm>
 #include <cstddef>
@@ -46,7 +46,7 @@ class TextTable {
     return *this;
   }
 
-  /// The table as lines, each ending in LF and none in blanks. Columns are two blanks apart.
+  /// The table as lines that end in LF, without trailing blanks. Columns are two blanks apart.
   [[nodiscard]] std::string str() const {
     std::size_t const columns = header_.size();
     std::vector<std::size_t> width(columns);

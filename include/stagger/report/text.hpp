@@ -18,7 +18,7 @@
 
 namespace stagger::report {
 
-/// How a terminal picture looks.
+/// The options of a picture for a terminal.
 struct TextOptions {
   int width = 100;               ///< characters in a line
   bool footer = true;            ///< a line below with makespan, bubble and the time of a column
@@ -58,7 +58,7 @@ struct TextBlock {
                                         double origin_s, double length_s) {
   double const slack = length_s * 1e-6;
   double unit = 0;
-  auto const reduce = [&](double value) {  // Euclid's algorithm, but for rounding
+  auto const reduce = [&](double value) {  // Euclid's algorithm, apart from rounding
     double a = unit;
     double b = value;
     while (b > slack) {

@@ -11,7 +11,7 @@
 
 namespace stagger::report {
 
-/// A line for each stage of each worker, and below it what all have in common.
+/// A table with a line for each stage of each worker, and below it what all have in common.
 [[nodiscard]] inline std::string table(plan::WorkersPlan const& plan) {
   TextTable stages({"worker", "stage", "layers", "device", "node", "forward", "backward", "to next",
                     "busy", "memory", "of"});

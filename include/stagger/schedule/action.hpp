@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The entry of a schedule: what one rank does to one microbatch at one stage.
+/// @file   The action, an entry of a schedule: what one rank does with one microbatch at one stage.
 /// @source PyTorch's pipelining action grammar (`0F1`, `3I2`, `1SEND_F0`), in which tables are read
 ///         and written.
 
@@ -10,8 +10,7 @@
 
 namespace stagger::schedule {
 
-/// What is done to a microbatch at a stage. `backward` is `backward_input` and `backward_weight` in
-/// one action.
+/// The kinds of actions. `backward` is `backward_input` and `backward_weight` in one action.
 enum class Kind : std::uint8_t {
   forward,          ///< F
   backward,         ///< B, full backward
@@ -39,7 +38,8 @@ enum class Kind : std::uint8_t {
   return kind >= Kind::send_forward && kind <= Kind::recv_backward;
 }
 
-/// True for what travels while the rank does something else: messages, and exchanges with a server.
+/// True for the kinds that overlap with other work of the rank: messages, and exchanges with a
+/// server.
 [[nodiscard]] constexpr bool travels(Kind kind) noexcept {
   return is_message(kind) || kind == Kind::push || kind == Kind::pull;
 }
@@ -54,14 +54,14 @@ enum class Kind : std::uint8_t {
   return kind == Kind::backward || kind == Kind::backward_weight;
 }
 
-/// The grammar's letters for a kind.
+/// The letters of a kind in the grammar.
 [[nodiscard]] constexpr char const* name(Kind kind) noexcept {
   constexpr char const* names[] = {"F",      "B",      "I",           "W",    "SEND_F", "RECV_F",
                                    "SEND_B", "RECV_B", "REDUCE_GRAD", "PUSH", "PULL"};
   return names[static_cast<int>(kind)];
 }
 
-/// One thing one rank does to one microbatch (or one sequence slice of it) at one stage.
+/// One action of a rank on one microbatch, or on a sequence slice of it, at one stage.
 struct Action {
   Kind kind = Kind::forward;
   int stage = 0;               ///< 0 <= stage < P * V

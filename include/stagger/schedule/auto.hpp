@@ -27,12 +27,12 @@
 
 namespace stagger::schedule {
 
-/// What the search found.
+/// The result of the search.
 struct Found {
   Table table{};
   double makespan_s = 0;
-  /// no order within the limits can beat this, without overlapped pairs or with those that a
-  /// schedule of the mapping has
+  /// lower bound of the makespan within the limits, without overlapped pairs or with those of a
+  /// schedule of the mapping
   double lower_bound_s = 0;
   /// makespan / bound - 1; 0 proves the order optimal
   [[nodiscard]] constexpr double gap() const noexcept {
@@ -55,7 +55,7 @@ struct Auto {
   static constexpr bool proven = true;
 
   Costs costs{};                      ///< for each stage, or the same for all
-  Limits limits{};                    ///< what a rank may hold
+  Limits limits{};                    ///< limits on what a rank holds
   int chunks_per_rank = 1;            ///< V >= 1
   Mapping mapping = Mapping::looped;  ///< zigzag: V even; bidirectional: V = 1, P and M even
   int slices = 1;                     ///< S >= 1, sequence slices of a microbatch; above 1: V = 1

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The list of all schedules, a line for each. Programs that choose one by its name
-///         (schedule/named.hpp), the search of `Auto` and separate compilation take it from here.
+/// @file   The list of all schedules, one line for each. Programs that choose a schedule by name
+///         (schedule/named.hpp), the search of `Auto` and separate compilation use this list.
 
 #include <algorithm>
 #include <string_view>
@@ -29,10 +29,10 @@
 
 namespace stagger::schedule {
 
-struct Auto;  // searches among the others, and so stands above this list
+struct Auto;  // searches among the others, and so includes this header
 
-/// What the catalog knows of a schedule besides what its type says: its name (`catalog_name`),
-/// whether it flushes, its number of chunks, and its options.
+/// The facts about a schedule that its type does not contain. Its type has its name
+/// (`catalog_name`), whether it flushes, its number of chunks, and its options.
 template <class P> struct CatalogLine {
   using Policy = P;
   std::string_view what;

@@ -30,8 +30,8 @@ struct Chimera {
     require_counts("chimera", shape, 1);
     require_even("chimera", Count::ranks, shape.ranks);
     require_even("chimera", Count::microbatches, shape.microbatches);
-    // Backwards before forwards; of backwards the lowest stage first, of forwards the highest:
-    // those are nearest to the end of their pass.
+    // Backwards come before forwards. Of backwards the lowest stage comes first, of forwards the
+    // highest, since these are nearest to the end of their pass.
     auto const key = [](detail::Candidate const& c) {
       bool const forward = c.kind == Kind::forward;
       return std::tuple(forward, forward ? -c.part->stage : c.part->stage,

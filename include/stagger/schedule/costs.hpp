@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The costs of actions and messages, as `evaluate`, the bound and the search take them.
+/// @file   The costs of actions and messages, for `evaluate`, the lower bound and the search.
 
 #include <string>
 #include <vector>
@@ -18,7 +18,7 @@ struct StageCosts {
   double transfer_s = 0;         ///< C, seconds over the edge to the next stage, either direction
   double activation_bytes = 0;   ///< bytes held from F to B, or from F to I
   double weight_share = 0.5;     ///< part of `activation_bytes` that stays from I to W, 0 to 1
-  double reduce_s = 0;  ///< REDUCE_GRAD, seconds from when all that hold the stage have reached it
+  double reduce_s = 0;  ///< REDUCE_GRAD, seconds after all holders of the stage have reached it
 };
 
 /// Costs of every stage: `stages[s]` where given, else `each`.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   PyTorch's CSV of tables, compute-only and with messages. Strict: what is not in the
-///         grammar is an error that names line, column and value.
+/// @file   Tables as PyTorch's CSV, compute-only and with messages. Text that is not in the grammar
+///         is an error that names line, column and value.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The first thing wrong with a table, as a value and as a sentence.
+/// @file   The first fault of a table, as a value and as a sentence.
 
 #include <array>
 #include <cstdint>
@@ -58,7 +58,7 @@ inline constexpr FaultWords fault_words[] = {
   return detail::fault_words[static_cast<int>(kind)].name;
 }
 
-/// One rank of a deadlock: the action that it cannot run, and what that action waits for.
+/// One rank of a deadlock: the action that it cannot run, and the action for which it waits.
 struct Wait {
   int rank = -1;
   int position = -1;  ///< index in the row
@@ -67,10 +67,10 @@ struct Wait {
   friend constexpr bool operator==(Wait const&, Wait const&) = default;
 };
 
-/// Where a table is wrong. Converts to true when there is a fault.
+/// A fault and its place in the table. Converts to true if there is a fault.
 struct Fault {
   FaultKind kind = FaultKind::none;
-  int rank = -1;      ///< row of the table; -1 where no row is to blame
+  int rank = -1;      ///< row of the table; -1 if no row is to blame
   int position = -1;  ///< index in the row; the row's length for something missing at its end
   Action action{};    ///< the action at that position, or the one that is missing
   int waits = 0;      ///< of a deadlock: how many waits make up its cycle
@@ -117,7 +117,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// The fault in one sentence; empty when there is none.
+/// The fault in one sentence; empty if there is none.
 [[nodiscard]] [[gnu::cold]] inline std::string message(Fault const& fault) {
   if (!fault) return {};
   std::string const what = to_string(fault.action);

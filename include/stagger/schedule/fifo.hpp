@@ -18,8 +18,9 @@
 
 namespace stagger::schedule {
 
-/// What a worker of a parameter server waits for, under staleness::WaveSynchronous with the Nm of
-/// the schedule. Without other workers, those are taken to push as early as this one does.
+/// The other workers for which a worker of a parameter server waits, under
+/// staleness::WaveSynchronous with the Nm of the schedule. If no other workers are given, they are
+/// assumed to push as early as this one.
 struct WaveGate {
   int distance =
       -1;  ///< D >= 0: how many waves a worker may be ahead; below 0: nothing to wait for
@@ -42,8 +43,9 @@ struct Fifo {
 
   int in_flight = 0;  ///< Nm >= 1; 0: one for each rank
   Costs costs{};      ///< for each stage, or the same for all
-  WaveGate gate{};    ///< of a worker of a parameter server: the order of a play of all workers,
-                      ///< in which nothing waits behind a forward that may not begin yet
+  WaveGate gate{};    ///< of a worker of a parameter server: the order comes from a simulation of
+                      ///< all workers, so that nothing waits behind a forward that may not begin
+                      ///< yet
 
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Spans of time as a set: those that overlap joined, and how much of one the others cover.
+/// @file   Sets of time spans: their union, and the part of a span that others cover.
 
 #include <stagger/core/requirements.hpp>
 
@@ -13,7 +13,7 @@ namespace stagger::schedule {
 /// Start and end, in seconds.
 using Interval = std::pair<double, double>;
 
-/// In rising order, and those that overlap or touch as one.
+/// The intervals in rising order; those that overlap or touch are joined.
 [[nodiscard]] inline std::vector<Interval> joined(std::vector<Interval> all) {
   std::sort(all.begin(), all.end());
   std::vector<Interval> result;

@@ -29,7 +29,8 @@ enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in
 
 namespace detail {
 
-/// Ends a constant evaluation so that the compiler prints the value: it is no index of the array.
+/// Ends a constant evaluation so that the compiler prints the value, which is not an index of the
+/// array.
 constexpr int name_at_compile_time(int value) {
   int const nearest_legal_value[1] = {};
   return nearest_legal_value[value];
@@ -58,9 +59,9 @@ constexpr void require_even(char const* policy, Count count, int value) {
                                 : "half of them enter at each end, so their number is even");
 }
 
-/// What every policy asks of a shape: at least one rank and one microbatch, the number of chunks
-/// the policy makes, and less than 2^29 pairs of a stage and a microbatch, so that an `int` counts
-/// the actions of each, and their time in units.
+/// The requirements of every policy on a shape: at least one rank and one microbatch, the number of
+/// chunks the policy makes, and less than 2^29 pairs of a stage and a microbatch, so that an `int`
+/// counts the actions of each, and their time in units.
 /// @throws Error bad_configuration
 constexpr void require_counts(char const* policy, Shape shape, int chunks) {
   require(shape.ranks >= 1, policy, Count::ranks, shape.ranks, 1,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The limits on what a rank holds at once.
+/// @file   Limits on the activations that a rank holds at once.
 
 #include <stagger/schedule/action.hpp>
 
 namespace stagger::schedule {
 
-/// What a rank may hold. A table that obeys limits may only be compared with a bound that was
-/// computed for the same limits.
+/// The most that a rank may hold. A table that obeys limits must only be compared with a bound that
+/// was computed for the same limits.
 struct Limits {
   int in_flight = 0;  ///< most (stage, microbatch) pairs from F to W; 0: no limit
   double memory =
@@ -22,7 +22,7 @@ struct Occupancy {
   double held = 0;
   int live = 0;
 
-  /// Is there room for one more forward?
+  /// Whether there is room for one more forward.
   [[nodiscard]] constexpr bool takes(Limits const& limits) const noexcept {
     return (limits.in_flight == 0 || live < limits.in_flight) &&
            (limits.memory == 0 || held + 1 <= limits.memory + 1e-9);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The link between a parameter server and its workers: how long pushes and pulls take that
-///         share it, in virtual time and where an order is made for them.
+/// @file   The link between a parameter server and its workers: how long pushes and pulls that
+///         share it take, in virtual time and in schedules for workers.
 
 #include <algorithm>
 #include <array>
@@ -16,9 +16,10 @@ namespace stagger::schedule {
 
 /// How transfers share a link.
 enum class Sharing : std::uint8_t {
-  fair,           ///< all that are under way get the same part of its rate
-  fifo,           ///< one after the other; the next one's bytes follow while the last travel
-  one_at_a_time,  ///< one after the other; the next begins when the one before has arrived
+  fair,           ///< all current transfers get the same share of its rate
+  fifo,           ///< one after the other; the next one is sent while the last bytes of the
+                  ///< previous one are in transit
+  one_at_a_time,  ///< one after the other; the next one begins when the previous one has arrived
 };
 
 /// Whether pushes and pulls share one capacity.
@@ -42,7 +43,7 @@ struct Links {
   friend bool operator==(Links const&, Links const&) = default;
 };
 
-/// @throws Error  bad_configuration for numbers that no link can have
+/// @throws Error bad_configuration for numbers that are out of range
 inline void require_links(Links const& links) {
   if (!(links.rate > 0))
     raise(Errc::bad_configuration, "a link cannot carry ", links.rate,
@@ -55,17 +56,17 @@ inline void require_links(Links const& links) {
           " of each byte; let Links::loss be finite and at least 0");
 }
 
-/// Which way bytes travel.
+/// The direction of a transfer.
 enum class Direction : std::uint8_t { push, pull };
 
-/// Transfers that are under way. The class has no clock of its own: its owner tells it the time,
-/// which never decreases.
+/// The current transfers. The class has no clock of its own: its owner tells it the time, which
+/// never decreases.
 class Transfers {
  public:
   /// @throws Error  as require_links
   explicit Transfers(Links const& links) : links_(links) { require_links(links); }
 
-  /// @param number  by which `arrived` will name it
+  /// @param number  by which `arrived` reports it
   void start(double now_s, std::uint64_t bytes, Direction direction, std::uint32_t number) {
     advance(now_s);
     Capacity& capacity = capacities_[links_.duplex == Duplex::half ? 0 : index(direction)];
@@ -78,10 +79,10 @@ class Transfers {
       capacity.free_s = sent_s + (links_.sharing == Sharing::one_at_a_time ? links_.latency_s : 0);
       insert(travelling_, sent_s + links_.latency_s, number);
     }
-    advance(now_s);  // what has no bytes has been sent
+    advance(now_s);  // a transfer without bytes is sent at once
   }
 
-  /// When something happens next: ask again then, and at every start. Infinite: never.
+  /// The time of the next event; it may change with every start. Infinite: none.
   [[nodiscard]] double next_s() const noexcept {
     double next = never;
     for (Capacity const& capacity : capacities_) next = std::min(next, end_s(capacity));
@@ -104,7 +105,7 @@ class Transfers {
     now_s_ = now_s;
   }
 
-  /// Takes a transfer that has arrived by now, the earliest first.
+  /// Removes a transfer that has arrived by now, the earliest first.
   /// @return whether there is one
   [[nodiscard]] bool arrived(std::uint32_t& number) {
     if (travelling_.empty() || travelling_.front().at > now_s_) return false;

@@ -8,7 +8,7 @@
 
 namespace stagger::schedule {
 
-/// Which rank runs which stage.
+/// The mappings: which rank runs which stage.
 enum class Mapping : std::uint8_t {
   looped,         ///< stage s on rank s mod P
   zigzag,         ///< chunks run down, then up the ranks; with two chunks a V

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A schedule by its name: for programs that choose one while they run.
+/// @file   A schedule chosen by name at run time.
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   1F1B: early backward, so that what is in flight does not grow with the number of
-///         microbatches.
+/// @file   1F1B: backward passes start early, so that the number in flight does not grow with the
+///         number of microbatches.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3 (warm-up P_A, P_B); Narayanan et al.,
 ///         PipeDream-Flush, 2006.09503. With the default warm-up the compute order is that of
 ///         PyTorch, Megatron-LM and DeepSpeed.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Workers of a parameter server played together: pipelines of own costs, the links that
-///         they share, and the server's rounds.
+/// @file   The simulation of the workers of a parameter server together: pipelines with their own
+///         costs, the links that they share, and the server's rounds.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 5.
 
 #include <cstddef>
@@ -21,8 +21,8 @@ namespace stagger::schedule {
 
 namespace detail {
 
-/// What became ready first, of several the backward, then the lower microbatch. A last stage runs
-/// the backward after the forward.
+/// Runs what became ready first; of several, a backward first, then the lower microbatch. A last
+/// stage runs the backward after the forward.
 struct ByReadiness {
   [[nodiscard]] constexpr auto operator()(Candidate const& c) const {
     bool const fused = c.kind == Kind::backward && c.part->last;
@@ -30,7 +30,7 @@ struct ByReadiness {
   }
 };
 
-/// @throws Error  bad_configuration, bad_data for workers that do not fit to the model or the links
+/// @throws Error  bad_configuration, bad_data for workers that do not fit the model or the links
 inline void require_workers(std::span<WaveWorker const> workers, WaveServer const& server) {
   auto const layers = server.layer_bytes.size();
   auto const links = static_cast<int>(server.links.size());
@@ -62,14 +62,14 @@ inline void require_workers(std::span<WaveWorker const> workers, WaveServer cons
 
 }  // namespace detail
 
-/// Plays all workers. Each stage runs what is ready first, as Fifo does, and pushes each layer's
-/// changes when the last minibatch of a wave has come back; a layer's round is added once the
+/// Simulates all workers. Each stage runs what is ready first, as Fifo does, and pushes each
+/// layer's changes when it has run the last backward of a wave; a layer's round is added once the
 /// pushes of all workers have arrived; a stage asks for the next round when it takes one, and
 /// begins minibatch m once the rounds that it needs have arrived, max(0, (m + 1) / Nm - 1 - D). The
 /// last wave may be shorter.
 /// @param minibatches  of each worker, >= 1
 /// @return             [workers]
-/// @throws Error  bad_configuration, bad_data for workers that do not fit to the model or the
+/// @throws Error  bad_configuration, bad_data for workers that do not fit the model or the
 ///                links, and for numbers that no worker, server or link can have
 [[nodiscard]] [[gnu::cold]] inline std::vector<PlayedWorker> play_workers(
     std::span<WaveWorker const> workers, WaveServer const& server, int minibatches) {

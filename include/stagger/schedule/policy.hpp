@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The schedule axis: in which order each rank runs its actions.
+/// @file   The schedule axis: the order in which each rank runs its actions.
 ///
 /// A schedule maps a shape (ranks P, microbatches M, stages on each rank V) to a table: a row of
 /// forward and backward actions for each rank. Messages are not in it; the engine derives them.

@@ -17,14 +17,15 @@ struct Span {
   double start_s = 0;
   double end_s = 0;
   bool repeated = false;  ///< a forward run again by recomputation, not the table's own
-  int lacked = -1;        ///< of a worker: pushes of another that its weights lacked; -1: not known
+  int lacked = -1;        ///< of a worker: pushes of another worker that its weights lacked; -1:
+                          ///< not known
   double exchange_s =
       0;  ///< of layers that a group shares: seconds of it in which values were taken
           ///< from other members, or waited for
 };
 
 /// The actions of one iteration with their times, a row for each rank in the order they ran.
-/// Evaluation and measurement share this type, so that plan and run can be laid side by side.
+/// Evaluation and measurement share this type, so that prediction and measurement can be compared.
 struct Timeline {
   std::vector<std::vector<Span>> rows{};  ///< [ranks][actions of the rank]
 

@@ -107,7 +107,7 @@ class FootprintRun {
             model_.number(l), 0};
   }
 
-  /// Of a value that lies between two layers: the columns of a member, or all of it.
+  /// Copies the part of a value between two layers that a member takes: its columns, or all of it.
   static void take(ColumnOps const* columns, SlotType const& type, Slots const& to,
                    Slots const& whole, int member, int members) {
     if (columns == nullptr) return type.assign(to[0], whole[0]);
@@ -116,7 +116,7 @@ class FootprintRun {
     columns->resize(to[0], whole[0], {rows, own.size()});
     columns->copy(to[0], {0, 0}, whole[0], {0, own.first}, {rows, own.size()});
   }
-  /// The other way round.
+  /// Copies a member's part of a value to its place in the whole value.
   static void put(ColumnOps const* columns, SlotType const& type, Slots const& whole,
                   Slots const& from, int member, std::size_t& filled, std::size_t features) {
     if (columns == nullptr) return member == 0 ? type.assign(whole[0], from[0]) : void();
@@ -133,7 +133,7 @@ class FootprintRun {
     return section.gives == partition::Held::columns ? back.split->output : nullptr;
   }
 
-  /// @return what all members have made together; of terms, those of member 0
+  /// @return the output of all members, put together; if members give terms, those of member 0
   [[gnu::cold]] Slots forward(Section const& section, Slots const& before, Footprint& result) {
     Slots after;
     std::size_t filled = 0;
@@ -157,7 +157,7 @@ class FootprintRun {
     return after;
   }
 
-  /// Hands every member its part of the gradient of what they have made.
+  /// Gives every member its part of the gradient of the output.
   [[gnu::cold]] void give_back(Section const& section, Slots const& gradient) {
     for (int m = 0; m < members(section); ++m) {
       std::size_t const l = layers_of(section, m).last - 1;
@@ -166,7 +166,7 @@ class FootprintRun {
     }
   }
 
-  /// @return the gradient of what they have taken; where terms are added, that of member 0
+  /// @return the gradient of the input; if terms are added, that of member 0
   [[gnu::cold]] Slots backward(Section const& section) {
     Slots before;
     std::size_t filled = 0;

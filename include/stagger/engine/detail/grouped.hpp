@@ -41,9 +41,10 @@ struct Grouped {
     }
   };
   GroupOps const* ops = nullptr;
-  /// Shows every parameter to the caller; if `own`, only those of which there is something here.
+  /// Shows every parameter to the caller; if `own`, only those of which this process has at least a
+  /// piece.
   void (*append_states)(ModelState&, std::vector<ParameterState>&, bool own) = nullptr;
-  /// What the caller may have written goes to the members, as far as they are here.
+  /// Passes the values that the caller may have written to the members in this process.
   void (*put_back)(ModelState&) = nullptr;
   List<Entry> layers;
   List<Whole> wholes;     // in order
@@ -63,7 +64,7 @@ struct Grouped {
         visit(whole.of(m));
   }
 
-  /// What a value counts as that one cell takes from another.
+  /// The kind of traffic for a value that one cell takes from another.
   /// @param grouped  null: no layer is shared
   [[nodiscard]] static TrafficKind kind(Grouped const* grouped, Cell const& maker,
                                         Cell const& taker, bool forward) noexcept {

@@ -136,7 +136,7 @@ class LocalExchange final : public StepExchange {
       for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
       push(cell, [this](std::size_t l) { return exchanged()[l].values().data(); });
     } else {
-      if (machine_.commit()) update(in);  // from here on nothing can fail
+      if (machine_.commit()) update(in);  // from here on the step cannot fail
       tell(in.cell, 1);
     }
     return meets;

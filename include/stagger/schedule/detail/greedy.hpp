@@ -59,11 +59,12 @@ struct Candidate {
   return parts;
 }
 
-/// Which actions a list holds: forwards alone, or with backwards whole (B) or split (I and W).
+/// The actions that a list contains: only forwards, or also whole (B) or split (I and W) backwards.
 enum class Backwards { none, whole, split };
 
-/// Forwards wait for nothing but their inputs. Another gate says when one may begin, -1 if that is
-/// not known yet; is told of what begins and ends; and has events of its own, which wake ranks.
+/// The gate with which forwards wait only for their inputs. Other gates return when a forward may
+/// begin, -1 if that is not known yet; they are notified of what begins and ends; and they have
+/// events of their own, which wake ranks.
 struct NoGate {
   constexpr double opens(StagePart const&, int, double input_s) const noexcept { return input_s; }
 };
@@ -71,7 +72,7 @@ struct NoGate {
 /// Lists all actions of all parts, each chain's from its first stage to its last one after the
 /// other.
 /// @param ranks  of all parts
-/// @param key    of a Candidate: of those that are ready the one with the lowest key runs
+/// @param key    of a Candidate: of the ready actions the one with the lowest key runs
 /// @param gate   what forwards wait for beside their inputs
 /// @return       [ranks]
 /// Complexity: O(log P) per action, and O(V) to choose it.

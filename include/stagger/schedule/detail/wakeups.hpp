@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The event queue of the list schedulers: which rank may be able to run something next.
+/// @file   The event queue of the list schedulers: the times at which ranks may be able to run
+///         something.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +26,7 @@ class Wakeups {
     for (int r = 0; r < ranks; ++r) push(0, r);
   }
   [[nodiscard]] constexpr bool empty() const noexcept { return heap_.empty(); }
-  /// Of the first one; infinite: there is none.
+  /// The time of the first one; infinite: there is none.
   [[nodiscard]] constexpr double next_s() const noexcept {
     return heap_.empty() ? std::numeric_limits<double>::infinity() : heap_.front().at_s;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What forwards of workers wait for that exchange waves: pushes, rounds and answers, over
-///         links that they share.
+/// @file   The exchange of waves for which forward passes of workers wait: pushes, rounds and
+///         answers, over links that they share.
 
 #include <algorithm>
 #include <cstddef>
@@ -30,7 +30,7 @@ struct PlayedWorker {
 
 namespace detail {
 
-/// A gate of `greedy_rows`, whose ranks are the stages of all workers, one behind the other.
+/// A gate of `greedy_rows`, whose ranks are the stages of all workers, one worker after the other.
 class WaveExchange {
  public:
   /// @pre the arguments have been checked
@@ -89,7 +89,8 @@ class WaveExchange {
 
   [[nodiscard]] double next_s() const noexcept { return next_s_; }
 
-  /// Lets happen what is next. @param wake  takes ranks for which a gate has opened
+  /// Carries out the next event.
+  /// @param wake  is called with the ranks for which a gate has opened
   template <class Wake> void advance(double now_s, Wake const& wake) {
     now_s_ = now_s;
     do {
@@ -135,7 +136,8 @@ class WaveExchange {
     return std::max(0, (n + 1) / server_.in_flight - 1 - server_.distance);
   }
 
-  /// For the next round, or behind the last one that a minibatch needs, for everything.
+  /// Asks for the next round or, after the last one that a minibatch needs, for the weights with
+  /// all pushes.
   void ask(Cell& cell) {
     if (cell.asks == everything) return;
     cell.asks = cell.asks < most_ ? cell.asks + 1 : everything;
@@ -145,7 +147,7 @@ class WaveExchange {
       answer(l, cell.worker);
     }
   }
-  /// What is asked for of a layer, if it is there.
+  /// Sends the requested weights of a layer, if they are there.
   void answer(int layer, int worker) {
     int& asked = asked_(layer, worker);
     if (asked == 0) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The words in which a compiler prints the fault of a rejected schedule.
+/// @file   The types by whose names a compiler prints the fault of a rejected schedule.
 
 #include <cstddef>
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace stagger::schedule {
 
-/// Words for the numbers of a fault, so that a compiler's output says which is which.
+/// Names for the numbers of a fault, so that a compiler's output says which is which.
 template <int> struct OnRank;
 template <int> struct AtPosition;
 template <int> struct OfStage;

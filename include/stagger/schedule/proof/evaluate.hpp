@@ -20,7 +20,7 @@
 
 namespace stagger::schedule {
 
-/// Seconds a rank did not compute within the makespan, by what it waited for.
+/// Seconds in which a rank did not compute within the makespan, by the reason.
 struct Idle {
   double dependency_s = 0;  ///< another rank had not produced the input, or nothing was left to do
   double link_s = 0;        ///< the input was on its way

@@ -13,7 +13,7 @@
 
 namespace stagger::schedule::detail {
 
-/// Something that never ran, and what it waits for: the next one.
+/// Something that never ran, and the one for which it waits.
 struct Held {
   static constexpr std::size_t nowhere = ~std::size_t{0};
   Wait wait{};

@@ -19,7 +19,7 @@ namespace stagger::schedule {
 /// Adds the transfers of a played table of compute actions: a send on the rank that made the value
 /// and a receive on the rank that needs it, both from the end of the action that made it on, since
 /// such a table's transfers are pure delay. Transfers that take no time are left out.
-/// @param timeline  what `evaluate` made of the table under these costs
+/// @param timeline  the result of `evaluate` for the table under these costs
 inline void add_transfers(Timeline& timeline, Table const& table, Costs const& costs) {
   detail::Times const times = detail::stage_times(table, costs);
   bool const any = std::any_of(times.begin(), times.end(), [](detail::StageTimes const& t) {

@@ -23,11 +23,11 @@ struct VerifyOptions {
   int in_flight = 0;       ///< most (stage, microbatch) pairs a rank may hold; 0: no limit
 };
 
-/// Plays all ranks of a table against each other and answers with the first fault; a false `Fault`
-/// is a proof that every action is there exactly once, in data order, each stage on one rank (or in
-/// the bidirectional form), messages matched and in order, nothing waits for ever, and no rank
-/// holds more than the limit. A stage's reduction stands after its last gradient, on every rank
-/// that holds the stage or on none.
+/// Plays all ranks of a table against each other and returns the first fault. A `Fault` that
+/// converts to false proves that every action is there exactly once and in data order, that each
+/// stage is on one rank (or in the bidirectional form), that messages are matched and in order,
+/// that nothing waits for ever, and that no rank holds more than the limit. A stage's reduction
+/// stands after its last gradient, on every rank that holds the stage or on none.
 ///
 /// Takes tables of compute actions and tables with messages, and either with reductions. Linear in
 /// the number of actions.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The shortest makespan of a small pipeline, by dynamic programming over how far each
-///         stage is.
+/// @file   The shortest makespan of a small pipeline, by dynamic programming over the progress of
+///         each stage.
 
 #include <algorithm>
 #include <cstddef>
@@ -71,7 +71,8 @@ namespace stagger::schedule::detail {
     after_forward[s] =
         times[s].forward +
         (s + 1 < S ? times[s + 1].link_forward + after_forward[s + 1] : after_input[s]);
-  // With `rank` busy until `end`, what is left to do cannot end before the best so far.
+  // Whether, with `rank` busy until `end`, the remaining work cannot end before the best time so
+  // far.
   auto const hopeless = [&](State to, Grid<double> const& at, int rank, double end) {
     auto const free = [&](int r) { return r == rank ? end : at[free_of(r)]; };
     for (int r = 0; r < P; ++r) {

@@ -18,7 +18,7 @@
 
 namespace stagger::schedule::detail {
 
-/// How one run of `Fill` decides.
+/// The rules of one run of `Fill`.
 struct FillRule {
   bool alternate = false;  ///< after a gradient a forward first; else always the gradient
   bool deepest = false;    ///< of forwards that of the oldest microbatch; else of the first stage
@@ -169,7 +169,7 @@ class Fill {
     return true;
   }
 
-  /// Is the next forward or gradient of a part better than that of another?
+  /// Whether the next forward or gradient of a part is preferred to that of another.
   [[nodiscard]] bool before(Part const& p, Part const& other, bool forward) const {
     if (forward && !rule_.deepest) return p.stage < other.stage;
     int const n = forward ? p.forwards : p.gradients;
@@ -177,8 +177,7 @@ class Fill {
     return n < m || (n == m && p.stage > other.stage);
   }
 
-  /// Starts what is best now.
-  /// @return false where the rank waits for an input
+  /// Starts the preferred action. @return false if the rank waits for an input
   bool step(Rank& rank, double now) {
     Part* forward = nullptr;
     Part* gradient = nullptr;

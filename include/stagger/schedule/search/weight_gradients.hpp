@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Weight gradients apart from input gradients: every backward split in two, and the weight
-///         gradients of a given order laid anew.
+/// @file   Weight gradients separate from input gradients: every backward is split, and the weight
+///         gradients of a given order are placed again.
 
 #include <algorithm>
 #include <cstddef>
