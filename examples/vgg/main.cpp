@@ -12,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/parameter_server.hpp>
 #include <stagger/core/file.hpp>
 #include <stagger/engine/groups.hpp>
+#include <stagger/engine/run_together.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/progress.hpp>
@@ -22,6 +24,7 @@
 #include <stagger/sim/clock.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/stagger.hpp>
+#include <stagger/staleness/local_sgd.hpp>
 
 #ifdef VGG_HAS_MPI
 #include <stagger/collective/launcher.hpp>
@@ -63,49 +66,74 @@ double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// @param clock  of --device clock
+/// What pipelines that train together have in common.
+struct Shared {
+  sg::sim::Clock clock{};                              ///< of --device clock
+  sg::collective::ParameterServer const* server = {};  ///< of --period; null: there is one pipeline
+};
+
+/// @param number  of the pipeline, among those that train together
 template <class Chain>
-auto make_pipeline(Settings const& s, sg::sim::Clock const& clock, Chain chain,
+auto make_pipeline(Settings const& s, Shared const& shared, std::int64_t number, Chain chain,
                    std::vector<double> work) {
   sg::schedule::Named const schedule{.name = s.schedule};
-  std::vector<int> const ranks(static_cast<std::size_t>(s.stages / schedule.chunks()),
-                               static_cast<int>(s.workers));
+  int const workers = static_cast<int>(s.workers / s.pipelines());
+  std::vector<int> const ranks(static_cast<std::size_t>(s.stages / schedule.chunks()), workers);
   auto const replicas =
-      s.workers == 1 ? sg::Replicas{} : sg::Replicas::even(ranks.data(), ranks.size());
+      workers == 1 ? sg::Replicas{} : sg::Replicas::even(ranks.data(), ranks.size());
   sg::partition::LayerSplit<layers::ByWork> split{
       .group = static_cast<int>(s.mp),
       .over = {std::move(work), static_cast<int>(s.stages)},
       .threshold = s.threshold,
       .update =
           s.each_pass() ? sg::partition::Update::each_pass : sg::partition::Update::accumulate};
-  sg::Options options{
-      .seed = static_cast<std::uint64_t>(s.seed), .deadline_s = 600, .replicas = replicas};
+  sg::Options options{.seed = static_cast<std::uint64_t>(s.seed + number),  // other dropout in each
+                      .deadline_s = 600,
+                      .replicas = replicas};
   if (!s.each_pass()) options.clip_norm = 1;  // of all gradients, which must be there
-  auto const on = [&](auto device) {
+  auto const with = [&](auto device, auto const&... more) {
     return sg::Pipeline{std::move(chain)}.with(
         split, schedule, sg::optimizer::AdamW{.weight_decay = 0.01},
-        sg::loss::CrossEntropy<float>{}, std::move(device), options);
+        sg::loss::CrossEntropy<float>{}, std::move(device), options, more...);
   };
-  if (s.device == "threads") return on(sg::host::Threads{static_cast<int>(s.threads)});
+  auto const on = [&](auto device) {
+    if (shared.server == nullptr) return with(std::move(device));
+    return with(std::move(device), sg::staleness::LocalSgd{.period = static_cast<int>(s.period)},
+                shared.server->worker(static_cast<int>(number)));
+  };
+  if (s.device == "threads")
+    return on(
+        sg::host::Threads{static_cast<int>(std::max<std::int64_t>(1, s.threads / s.pipelines()))});
 #ifdef VGG_HAS_MPI
-  if (s.device == "mpi") return on(sg::mpi::Processes{});
+  if (s.device == "mpi") return with(sg::mpi::Processes{});
 #endif
   auto const layers = static_cast<int>(split.over.work.size());
-  auto cluster =
-      split_brain::cluster(s.shape(), split.cuts(layers), static_cast<int>(s.workers),
-                           static_cast<double>(s.batch) / static_cast<double>(s.microbatches));
-  cluster.clock = clock;
+  auto cluster = split_brain::cluster(
+      s.shape(), split.cuts(layers), workers,
+      static_cast<double>(s.minibatch().examples) / static_cast<double>(s.microbatches));
+  cluster.clock = shared.clock;
   return on(std::move(cluster));
 }
 
-auto make_trainer(Settings const& s, sg::sim::Clock const& clock) {
+auto make_trainer(Settings const& s, Shared const& shared, std::int64_t number) {
   auto const seed = static_cast<std::uint64_t>(s.seed);
-  return s.linear ? make_pipeline(s, clock, make_linear<float>(seed), {1})
-                  : make_pipeline(s, clock, make_model<float>(s.shape(), seed), work_of(s.shape()));
+  return s.linear ? make_pipeline(s, shared, number, make_linear<float>(seed), {1})
+                  : make_pipeline(s, shared, number, make_model<float>(s.shape(), seed),
+                                  work_of(s.shape()));
 }
 
-using Trainer =
-    decltype(make_trainer(std::declval<Settings const&>(), std::declval<sg::sim::Clock const&>()));
+using Trainer = decltype(make_trainer(std::declval<Settings const&>(),
+                                      std::declval<Shared const&>(), std::int64_t{}));
+
+/// Takes a step of every pipeline, each with a batch of its own. @return the mean loss
+double step_of(std::vector<Trainer>& trainers, std::vector<Batch> const& batches) {
+  if (trainers.size() == 1) return sg::run(trainers[0].step(batches[0])).loss;
+  std::vector<sg::Step> steps;
+  for (std::size_t n = 0; n < trainers.size(); ++n) steps.push_back(trainers[n].step(batches[n]));
+  double sum = 0;
+  for (sg::Metrics const& metrics : sg::run_together(std::move(steps))) sum += metrics.loss;
+  return sum / static_cast<double>(trainers.size());
+}
 
 /// The share of images whose largest logit is that of their label.
 double accuracy(Trainer& train, Images const& images, Minibatch const& minibatch) {
@@ -176,8 +204,11 @@ void train(Settings const& s) {
   DataSet const data = read_data(s);
   auto const images = static_cast<std::int64_t>(data.training.size());
   std::int64_t const steps = s.epochs > 0 ? (s.epochs * images + s.batch - 1) / s.batch : s.steps;
-  sg::sim::Clock const clock;
-  Trainer train = make_trainer(s, clock);
+  sg::collective::ParameterServer const server({.workers = static_cast<int>(s.pipelines())});
+  Shared const shared{.server = s.period > 0 ? &server : nullptr};
+  std::vector<Trainer> trainers;
+  for (std::int64_t n = 0; n < s.pipelines(); ++n) trainers.push_back(make_trainer(s, shared, n));
+  Trainer& train = trainers.front();
   std::size_t parameters = 0;
   for (auto const& shape : train.parameter_shapes()) parameters += shape.bytes / sizeof(float);
   std::string const where =
@@ -192,15 +223,19 @@ void train(Settings const& s) {
   options.unit = "images";
   double const begin_s = now_s();
   sg::report::Progress progress(stderr, options, steps, 0, begin_s);
-  Batch batch;
+  std::vector<Batch> batches(trainers.size());
   double loss = 0;
   double virtual_s = 0;
   for (std::int64_t step = 0; step < steps; ++step) {
-    data.training.draw(static_cast<std::uint64_t>(s.seed), step, s.minibatch(), batch);
-    train.optimizer().rate = layers::cosine_rate(s.rate, step, 30, steps);
-    double const step_s = clock.now_s();
-    loss = sg::run(train.step(batch)).loss;
-    virtual_s += clock.now_s() - step_s;
+    for (std::size_t n = 0; n < trainers.size(); ++n) {
+      data.training.draw(static_cast<std::uint64_t>(s.seed),
+                         step * s.pipelines() + static_cast<std::int64_t>(n), s.minibatch(),
+                         batches[n]);
+      trainers[n].optimizer().rate = layers::cosine_rate(s.rate, step, 30, steps);
+    }
+    double const step_s = shared.clock.now_s();
+    loss = step_of(trainers, batches);
+    virtual_s += shared.clock.now_s() - step_s;
     if (!std::isfinite(loss))
       sg::raise(sg::Errc::bad_configuration, "the loss of step ", step + 1,
                 " is not finite; use a smaller --rate");

@@ -28,7 +28,6 @@ void Settings::check() const {
   if (stages < 1 || stages > layers())
     cli::refuse("--stages " + std::to_string(stages) + " cannot be cut from " +
                 stagger::counted(layers(), "layer") + "; use 1 to " + std::to_string(layers()));
-  require("--microbatches", microbatches, 1, batch);
   int const chunks = stagger::schedule::Named{schedule}.chunks();
   if (stages % chunks != 0)
     cli::refuse("--stages " + std::to_string(stages) + " cannot be shared by ranks of " +
@@ -39,10 +38,16 @@ void Settings::check() const {
     cli::refuse("--mp " + std::to_string(mp) + " does not divide the " +
                 stagger::counted(workers, "rank") +
                 " of a stage into groups; use a divisor of --workers " + std::to_string(workers));
-  if (std::int64_t const rows = batch / microbatches; rows < workers)
+  if (batch % pipelines() != 0)
+    cli::refuse("--batch " + std::to_string(batch) + " cannot be shared by " +
+                stagger::counted(pipelines(), "group") +
+                " that --period averages; use a multiple of " + std::to_string(pipelines()));
+  auto const images = static_cast<std::int64_t>(minibatch().examples);
+  require("--microbatches", microbatches, 1, images);
+  if (std::int64_t const rows = images / microbatches; rows < workers / pipelines())
     cli::refuse("--workers " + std::to_string(workers) + " cannot share " +
-                stagger::counted(rows, "image") + " of a microbatch; use at most " +
-                std::to_string(rows) + ", fewer --microbatches or a larger --batch");
+                stagger::counted(rows * pipelines(), "image") + " of a microbatch; use at most " +
+                std::to_string(rows * pipelines()) + ", fewer --microbatches or a larger --batch");
   if (!(threshold >= 0))
     cli::refuse("--threshold " + cli::number(threshold) + " is out of range; use 0 or more");
   if (!each_pass() && update != "accumulate")
@@ -107,6 +112,12 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
          "--mp", s.mp,
          "Of them, the members of a group that shares dense layers, with a part of each layer")
       ->group(group);
+  auto* const period =
+      app.add_option(
+             "--period", s.period,
+             "Steps that each group takes alone, on images of its own, before all go on "
+             "from the mean of their weights; left out: gradients are added up in each step")
+          ->group(group);
   app.add_option("--threshold", s.threshold,
                  "Operations for each number exchanged, above which a dense layer is shared")
       ->group(group);
@@ -156,6 +167,12 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     cli::refuse(
         "--threads has no use in processes of MPI, which run their ranks on one each; leave it "
         "out, or use --device threads");
+  if (period->count() != 0) cli::require("--period", s.period, 1, 1'000'000'000);
+  if (period->count() != 0 && s.device == "mpi")
+    cli::refuse(
+        "--period averages groups in one process; use --device threads or clock, or leave it out");
+  if (period->count() != 0 && s.mp >= 1 && s.workers == s.mp)
+    cli::refuse("--period averages groups, of which there is one; use more --workers than --mp");
   if (s.linear && app.count("--stages") == 0) s.stages = 1;
   if (s.threads == 0)
     s.threads = std::clamp<std::int64_t>(s.stages * s.workers, 1,

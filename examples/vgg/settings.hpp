@@ -33,6 +33,8 @@ struct Settings {
   std::string schedule = "1f1b";
   std::int64_t workers = 1;  ///< ranks of each stage
   std::int64_t mp = 1;       ///< of them, members of a group that shares dense layers
+  std::int64_t period = 0;   ///< steps between means of the groups' weights; 0: each step adds up
+                             ///< gradients of all
   double threshold = 100;    ///< operations per element communicated above which one is shared
   std::string update = "accumulate";  ///< of dense layers, or "each-pass"
   std::string device = "threads";     ///< or "mpi", "clock"
@@ -44,8 +46,11 @@ struct Settings {
   bool paper = false;  ///< print SplitBrain's claims instead of training
   std::string chart;   ///< file to draw their trade-off to; empty: none
 
+  /// Pipelines that train the model together: with a period, one for each group.
+  [[nodiscard]] std::int64_t pipelines() const noexcept { return period > 0 ? workers / mp : 1; }
+  /// What one of them takes in a step.
   [[nodiscard]] Minibatch minibatch() const noexcept {
-    return {static_cast<std::size_t>(batch), static_cast<std::size_t>(microbatches)};
+    return {static_cast<std::size_t>(batch / pipelines()), static_cast<std::size_t>(microbatches)};
   }
   [[nodiscard]] ModelShape shape() const noexcept { return {width, dropout, minibatch()}; }
   /// Ranks of all stages.
