@@ -28,6 +28,7 @@ struct Client {
   int processes = 1;                                       ///< processes that its worker runs in
   bool came = false;                                       ///< it has joined, and may have left
   bool begins = false;               ///< it will be in a stream once it reads a layer
+  std::uint32_t failures = 0;        ///< failures after which its last stream began
   std::atomic<bool> active{false};   ///< in a stream
   std::atomic<bool> awaited{false};  ///< expected to go on with its stream
   List<Ask> asks;                    ///< [layers]

@@ -23,7 +23,7 @@ namespace stagger::collective::detail {
 enum class MessageKind : std::uint16_t {
   join = 1,   ///< payload: a JoinRequest
   values,     ///< first values of a layer, if the server wants them; payload: the values
-  begin,      ///< a stream begins
+  begin,      ///< a stream begins; rounds: 1 + its failures with other parts of the server, or 0
   read,       ///< asks for the newest values of a layer
   push,       ///< a push of a layer; payload: its values; number: pushes so far, with this one
   last_push,  ///< a push, with which the layer's stream ends
@@ -52,7 +52,7 @@ enum class MessageKind : std::uint16_t {
   answer,       ///< answers `ask`: the same `rounds`; number: of a VersionTag; payload: values
   last_answer,  ///< answers `ask_last`; payload: values
   lost,         ///< payload: the sentence that ends the stream
-  waits,        ///< answers `who`; payload: text
+  waits,        ///< answers `who`; rounds: failures after which the stream began; payload: text
   choice,  ///< answers `ask_choice`: the same `rounds`; payload: one bit for each layer, the lowest
            ///< first; of `layer` only the first `number` bytes are late, unless that is 0
   scores,  ///< the same from one of several servers; number: the bits of the mean loss;

@@ -37,6 +37,9 @@ class LinkInProcess final : public ParameterLink {
   }
   void leave() noexcept override { server_->leave(client_); }
   void begin() override { server_->begin(client_); }
+  std::uint32_t begin_part(std::uint32_t failures) override {
+    return server_->begin(client_, failures);
+  }
   void read(std::size_t layer, std::byte* values) override {
     server_->read(client_, layer, values);
   }

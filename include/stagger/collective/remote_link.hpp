@@ -61,16 +61,16 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   }
 
   /// If the connection is lost, it makes another one, since the server may have been restarted.
-  void begin() override {
+  void begin() override { begin_after(stagger::detail::any_failures); }
+  std::uint32_t begin_part(std::uint32_t failures) override {
+    begin_after(failures);
+    if (failures != stagger::detail::any_failures) return failures;
     auto lock = session_.lock();
-    while (session_.mending() && !session_.failure())
-      session_.wait_for(lock, session_.deadline_s(), [this] { return !session_.mending(); });
-    if (session_.failure()) {
-      lock.unlock();
-      connect();
-      lock.lock();
-    }
-    session_.send(lock, stream_.begin());
+    session_.require_alive();
+    told_ = false;
+    session_.send({.kind = MessageKind::who});
+    session_.wait(lock, "said whether its stream begins", [this] { return told_; });
+    return failures_;
   }
 
   void read(std::size_t l, std::byte* values) override { fetch(l, values); }
@@ -155,6 +155,18 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
                      4 * layers_.size() + 16);
   }
 
+  void begin_after(std::uint32_t failures) {
+    auto lock = session_.lock();
+    while (session_.mending() && !session_.failure())
+      session_.wait_for(lock, session_.deadline_s(), [this] { return !session_.mending(); });
+    if (session_.failure()) {
+      lock.unlock();
+      connect();
+      lock.lock();
+    }
+    session_.send(lock, stream_.begin(failures));
+  }
+
   void require_possible(WorkerRules const& rules) const {
     if (session_.connected())
       raise(Errc::bad_configuration, "worker ", worker_,
@@ -221,6 +233,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
         break;
       case waits:
         answer_ = words_;
+        failures_ = message.rounds;
         told_ = true;
         break;
       default:
@@ -253,8 +266,9 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   bool exact_ = true;
   ByteWriter request_;
   mutable bool told_ = false;
-  std::string words_;   // the text of the last message that had one
-  std::string answer_;  // to `who`
+  std::string words_;           // the text of the last message that had one
+  std::string answer_;          // to `who`
+  std::uint32_t failures_ = 0;  // likewise
 };
 
 }  // namespace stagger::collective::detail

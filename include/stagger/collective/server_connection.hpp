@@ -128,7 +128,7 @@ class ServerConnection final : public MessageEnd {
       case begin:
         if (message.stream <= stream_) return;
         outbox_.begin(stream_ = message.stream);  // before the server answers in the new stream
-        failures_ = server_->begin(client_);
+        failures_ = server_->begin(client_, message.rounds - 1);  // 0: any_failures
         return;
       case resume:
         if (!server_->layers().durable())
@@ -174,7 +174,7 @@ class ServerConnection final : public MessageEnd {
       case fail:
         return server_->end(client_, true);
       case who:
-        return outbox_.say_waits_for(server_->waits_for(client_));
+        return outbox_.say_waits_for(server_->waits_for(client_), failures_);
       case leave:
         return gone(nullptr);
       default:

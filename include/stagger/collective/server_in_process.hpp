@@ -111,15 +111,21 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
         " that is not finite; it was not added: lower the rate, or look for what divides by 0");
 }
 
+constexpr int somebody = -1;
+
 /// The error for the other workers.
-/// @param pushes  how many the failed worker had made
+/// @param worker  the failed one, or somebody
+/// @param pushes  how many it had made
 [[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker,
                                                                  std::uint32_t pushes) noexcept {
   try {
-    return std::make_exception_ptr(Error(
-        Errc::peer_failed, text("worker ", worker, " has failed after ", pushes,
-                                " pushes, which ends the streams of the others; begin the next "
-                                "one, which goes on from the server's weights")));
+    std::string const who = worker == somebody
+                                ? "another worker has failed"
+                                : text("worker ", worker, " has failed after ", pushes, " pushes");
+    return std::make_exception_ptr(
+        Error(Errc::peer_failed, text(who,
+                                      ", which ends the streams of the others; begin the next one, "
+                                      "which goes on from the server's weights")));
   } catch (...) {
     return std::current_exception();
   }
@@ -191,25 +197,34 @@ class ServerInProcess {
   void give_up_awaited() noexcept {
     std::lock_guard const lock(joining_);
     for (int n = 0; n < clients_.size(); ++n)
-      if (clients_[n].awaited.exchange(false)) fail(n);
+      if (clients_[n].awaited.exchange(false)) fail(worker_of(n));
   }
   [[nodiscard]] Clients::Attendance attendance() {
     std::lock_guard const lock(joining_);
     return clients_.attendance();
   }
 
+  /// @param failures  after which the worker's stream has begun with other parts of the server, or
+  ///                  any_failures. Those that this part has not heard of happen now, so that it
+  ///                  counts each of them once, when the first who knows of it tells. If it has
+  ///                  heard of more, the stream is lost at once.
   /// @return  how many streams of the worker have ended by a failure, for `resume`
-  std::uint32_t begin(int client) {
+  std::uint32_t begin(int client, std::uint32_t failures = stagger::detail::any_failures) {
     std::lock_guard const lock(joining_);  // not while streams are being ended
     Client& own = clients_[client];
-    if (own.active.exchange(false) || own.awaited.exchange(false)) fail(client);
+    int const worker = worker_of(client);
+    if (own.active.exchange(false) || own.awaited.exchange(false)) fail(worker);
     forget_asks(client);  // of a stream that failed
+    if (failures == stagger::detail::any_failures) failures = layers_.failures(worker);
+    while (layers_.failures(worker) < failures) fail(somebody);
+    own.failures = failures;
+    if (lost_before(client)) return failures;
     // Processes of one worker may be in different streams: each begins when it reads a layer here.
     own.begins = own.processes != 1;
-    if (!own.begins) layers_.enter(worker_of(client), clients_.process_of(client));
+    if (!own.begins) layers_.enter(worker, clients_.process_of(client));
     if (late_ != nullptr && !clients_.any_active()) late_->reset();
     own.active.store(!own.begins);
-    return layers_.failures(worker_of(client));
+    return failures;
   }
   /// The worker wants to go on with its stream, or to end it, over another connection.
   /// @return whether that is possible, given the number of failures that `begin` returned
@@ -231,6 +246,7 @@ class ServerInProcess {
   void read(int client, std::size_t l, std::byte* values) {
     Client& own = clients_[client];
     auto const begins = own.begins ? std::unique_lock(joining_) : std::unique_lock<std::mutex>();
+    if (own.begins) own.begins = !lost_before(client);
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = layers_[l];
     bool const in_stream = own.begins || own.active.load();
@@ -292,7 +308,7 @@ class ServerInProcess {
     std::lock_guard const lock(joining_);
     clients_[client].begins = false;
     if (!clients_[client].active.exchange(false)) return;
-    failed ? fail(client) : go_on_without(client);
+    failed ? fail(worker_of(client)) : go_on_without(client);
   }
 
   /// The slowest worker in the layers that this client has asked for, as text; empty if it waits
@@ -313,24 +329,32 @@ class ServerInProcess {
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
   [[nodiscard]] int worker_of(int client) const noexcept { return clients_.worker_of(client); }
 
-  /// @pre joining_ is held
-  void fail(int client) noexcept {
+  /// @param worker  or somebody, if all streams end
+  /// @pre   joining_ is held
+  void fail(int worker) noexcept {
     bool const goes_on = options_.on_failure == OnFailure::go_on;
-    layers_.begin_failure(worker_of(client));
-    List<bool> const told = clients_.stop(worker_of(client), !goes_on);
+    layers_.begin_failure(worker);
+    List<bool> const told = clients_.stop(worker, !goes_on);
     std::uint32_t pushes = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
-      pushes = std::max(pushes, layers_[l].pushes(worker_of(client)));
-      layers_.fail(l, worker_of(client));
+      if (worker != somebody) pushes = std::max(pushes, layers_[l].pushes(worker));
+      layers_.fail(l, worker);
       if (goes_on) answer(l);
     }
     if (late_ != nullptr) late_->reset();
-    std::exception_ptr const lost = failure_of(worker_of(client), pushes);
+    std::exception_ptr const lost = failure_of(worker, pushes);
     for (int n = 0; n < clients_.size(); ++n)
       if (told[n]) clients_[n].listener->lost(lost);
   }
 
+  /// Whether a worker has failed since the client's stream began with another part of the server,
+  /// which the client is then told. @pre likewise
+  [[nodiscard]] bool lost_before(int client) noexcept {
+    if (layers_.failures(worker_of(client)) == clients_[client].failures) return false;
+    clients_[client].listener->lost(failure_of(somebody, 0));
+    return true;
+  }
   /// In layers that the process has run, the last push was not marked as the last. @pre likewise
   void go_on_without(int client) {
     int const worker = worker_of(client);

@@ -22,6 +22,8 @@ namespace stagger::detail {
 
 struct LateCalls;
 
+constexpr std::uint32_t any_failures = 0xffffffff;
+
 /// What all workers of a server must agree on.
 struct WorkerRules {
   static constexpr std::uint32_t unlimited = 0xffffffff;
@@ -81,6 +83,15 @@ class ParameterLink {
 
   /// Begins a stream.
   virtual void begin() = 0;
+  /// Begins a stream with a server that is one of several. A failure reaches them at different
+  /// times; so that all of them end the same streams, each worker tells the others after how many
+  /// failures its stream began with the first.
+  /// @param failures  that number, or any_failures
+  /// @return          that number
+  virtual std::uint32_t begin_part(std::uint32_t /*failures*/) {
+    begin();
+    return 0;
+  }
   /// Reads the newest values of a layer.
   /// @param values  [bytes_of_values()]
   virtual void read(std::size_t layer, std::byte* values) = 0;

@@ -21,11 +21,12 @@ class StreamProgress {
     return running_ && message.stream == number_;
   }
 
-  [[nodiscard]] Message begin() noexcept {
+  /// @param failures  as for ParameterLink::begin_part
+  [[nodiscard]] Message begin(std::uint32_t failures) noexcept {
     running_ = true;
     answered_ = false;
     lost_ = nullptr;
-    return {.kind = MessageKind::begin, .stream = ++number_};
+    return {.kind = MessageKind::begin, .stream = ++number_, .rounds = failures + 1};
   }
   /// @return whether the stream was running
   bool end(bool failed) noexcept {

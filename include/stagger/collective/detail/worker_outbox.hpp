@@ -40,10 +40,10 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
     std::lock_guard const lock(mutex_);
     put(message);
   }
-  void say_waits_for(std::string words) noexcept {
+  void say_waits_for(std::string words, std::uint32_t failures) noexcept {
     std::lock_guard const lock(mutex_);
     waits_for_ = std::move(words);
-    put({.kind = MessageKind::waits});
+    put({.kind = MessageKind::waits, .rounds = failures});
   }
   /// Drops the answers of the previous stream. Acknowledgements stay.
   void begin(std::uint32_t stream) noexcept {

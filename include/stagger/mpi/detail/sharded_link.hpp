@@ -123,8 +123,12 @@ class ShardedLink final : public ParameterLink {
 
   void begin() override {
     if (merger_ != nullptr) merger_->begin();
-    for (auto const& part : parts_)
-      if (part != nullptr) part->begin();
+    // The part in this process says at once after how many failures, any other when asked.
+    auto const own = static_cast<std::size_t>(server_->connections->rank());
+    std::uint32_t failures = stagger::detail::any_failures;
+    if (parts_[own] != nullptr) failures = parts_[own]->begin_part(failures);
+    for (std::size_t p = 0; p < parts_.size(); ++p)
+      if (p != own && parts_[p] != nullptr) failures = parts_[p]->begin_part(failures);
   }
   void read(std::size_t l, std::byte* values) override { part_of(l).read(l, values); }
   void push(std::size_t l, std::byte const* values, bool last) override {
