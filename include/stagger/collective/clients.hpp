@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <string>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -38,6 +40,26 @@ struct Client {
     if (asks[layer].rounds == Ask::nothing || what.rounds >= asks[layer].rounds) asks[layer] = what;
   }
 };
+
+constexpr int somebody = -1;  // a worker that is not known
+
+/// The error for the other workers.
+/// @param worker  the failed one, or somebody
+/// @param pushes  how many it had made
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker,
+                                                                 std::uint32_t pushes) noexcept {
+  try {
+    std::string const who = worker == somebody
+                                ? "another worker has failed"
+                                : text("worker ", worker, " has failed after ", pushes, " pushes");
+    return std::make_exception_ptr(
+        Error(Errc::peer_failed, text(who,
+                                      ", which ends the streams of the others; begin the next one, "
+                                      "which goes on from the server's weights")));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
 
 class Clients {
  public:
@@ -92,6 +114,29 @@ class Clients {
       clients_[n].awaited.store(false);
     }
     return were;
+  }
+  /// Whether a worker has failed since the client's stream began with another part of the server,
+  /// which the client is then told.
+  /// @param failures  of which this part has heard
+  [[nodiscard]] bool lost_before(int client, std::uint32_t failures) noexcept {
+    if (failures == clients_[client].failures) return false;
+    clients_[client].listener->lost(failure_of(somebody, 0));
+    return true;
+  }
+  /// Notifies workers of the weights of a layer that they have asked for and that are ready.
+  /// @param layer  the ParameterStore of layer l, whose lock is held
+  template <class Store> void answer(std::size_t l, Store const& layer) {
+    for (int n = 0; n < size(); ++n) {
+      Client& each = clients_[n];
+      if (!each.active.load() || each.asks[l].rounds == Ask::nothing) continue;
+      auto const [asked, urgent] = each.asks[l];
+      if (asked == Ask::everything
+              ? layer.in_stream(worker_of(n))
+              : !layer.ready(worker_of(n), layer.start(worker_of(n)) + asked, urgent))
+        continue;
+      each.asks[l] = {};
+      asked == Ask::everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
+    }
   }
   struct Attendance {
     int missing = -1;  ///< a worker that has never joined; -1: all have

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <stagger/core/error.hpp>
@@ -149,6 +150,12 @@ class Transport {
 /// Makes connections to a server.
 class Connector {
  public:
+  /// What runs beside the worker; to destroy it waits until that has ended.
+  class Aside {
+   public:
+    virtual ~Aside() = default;
+  };
+
   virtual ~Connector() = default;
   /// @throws Error  io if there is no server
   [[nodiscard]] virtual std::unique_ptr<Transport> connect(MessageEnd& end) = 0;
@@ -158,7 +165,7 @@ class Connector {
   /// The server's address, for messages.
   [[nodiscard]] virtual std::string name() const = 0;
 
-  // The clock by which a worker waits: real time, unless a transport overrides it.
+  // The clock and the threads by which a worker waits: real ones, unless a transport overrides it.
 
   /// Seconds since an arbitrary moment.
   [[nodiscard]] virtual double now_s() const {
@@ -169,6 +176,16 @@ class Connector {
   virtual void wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
                     double most_s) const {
     changed.wait_for(lock, std::chrono::duration<double>(most_s));
+  }
+  /// Runs `body(of)` beside the worker.
+  [[nodiscard]] [[gnu::cold]] virtual std::unique_ptr<Aside> run_aside(void (*body)(void*),
+                                                                       void* of) const {
+    struct OnThread final : Aside {
+      OnThread(void (*body)(void*), void* of) : thread(body, of) {}
+      ~OnThread() override { thread.join(); }
+      std::thread thread;
+    };
+    return std::make_unique<OnThread>(body, of);
   }
 };
 

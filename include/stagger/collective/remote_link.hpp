@@ -104,6 +104,10 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     say({.kind = MessageKind::report, .number = std::bit_cast<std::uint64_t>(loss)});
   }
   void ask_late(std::uint32_t step) override {
+    {
+      auto const lock = session_.lock();
+      choice_asked_ = true;
+    }
     say({.kind = MessageKind::ask_choice, .rounds = step});
   }
 
@@ -164,6 +168,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       connect();
       lock.lock();
     }
+    for (RemoteLayer& layer : layers_) layer.begin();
     session_.send(lock, stream_.begin(failures));
   }
 

@@ -111,26 +111,6 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
         " that is not finite; it was not added: lower the rate, or look for what divides by 0");
 }
 
-constexpr int somebody = -1;
-
-/// The error for the other workers.
-/// @param worker  the failed one, or somebody
-/// @param pushes  how many it had made
-[[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker,
-                                                                 std::uint32_t pushes) noexcept {
-  try {
-    std::string const who = worker == somebody
-                                ? "another worker has failed"
-                                : text("worker ", worker, " has failed after ", pushes, " pushes");
-    return std::make_exception_ptr(
-        Error(Errc::peer_failed, text(who,
-                                      ", which ends the streams of the others; begin the next one, "
-                                      "which goes on from the server's weights")));
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 /// All layers, a lock for each shard, and the workers.
 ///
 /// A worker that runs in several processes joins from each of them. Each process is a client, which
@@ -158,7 +138,7 @@ class ServerInProcess {
         late_ = std::make_unique<LateAnswers>(rules, layers, clients_.workers(), clients_.size());
       layers_.take_over(layers, rules, late_.get());
     } else if (layers_.compare(worker, layers, digests, rules)) {
-      for (int n = 0; n < options_.workers; ++n) clients_[n].awaited.store(layers_.has_pushed(n));
+      for (int n = 0; n < options_.workers; ++n) clients_[n].awaited.store(layers_.in_stream(n));
     }
     layers_.reserve(rules.ahead);
     clients_[client].asks.assign(layers.size(), Ask{});
@@ -213,12 +193,14 @@ class ServerInProcess {
     std::lock_guard const lock(joining_);  // not while streams are being ended
     Client& own = clients_[client];
     int const worker = worker_of(client);
-    if (own.active.exchange(false) || own.awaited.exchange(false)) fail(worker);
+    // One that has not pushed may begin again because it was not answered.
+    bool const awaited = own.awaited.exchange(false) && layers_.in_stream(worker, true);
+    if (own.active.exchange(false) || awaited) fail(worker);
     forget_asks(client);  // of a stream that failed
     if (failures == stagger::detail::any_failures) failures = layers_.failures(worker);
     while (layers_.failures(worker) < failures) fail(somebody);
     own.failures = failures;
-    if (lost_before(client)) return failures;
+    if (clients_.lost_before(client, layers_.failures(worker))) return failures;
     // Processes of one worker may be in different streams: each begins when it reads a layer here.
     own.begins = own.processes != 1;
     if (!own.begins) layers_.enter(worker, clients_.process_of(client));
@@ -246,7 +228,7 @@ class ServerInProcess {
   void read(int client, std::size_t l, std::byte* values) {
     Client& own = clients_[client];
     auto const begins = own.begins ? std::unique_lock(joining_) : std::unique_lock<std::mutex>();
-    if (own.begins) own.begins = !lost_before(client);
+    if (own.begins) own.begins = !clients_.lost_before(client, layers_.failures(worker_of(client)));
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = layers_[l];
     bool const in_stream = own.begins || own.active.load();
@@ -348,13 +330,6 @@ class ServerInProcess {
       if (told[n]) clients_[n].listener->lost(lost);
   }
 
-  /// Whether a worker has failed since the client's stream began with another part of the server,
-  /// which the client is then told. @pre likewise
-  [[nodiscard]] bool lost_before(int client) noexcept {
-    if (layers_.failures(worker_of(client)) == clients_[client].failures) return false;
-    clients_[client].listener->lost(failure_of(somebody, 0));
-    return true;
-  }
   /// In layers that the process has run, the last push was not marked as the last. @pre likewise
   void go_on_without(int client) {
     int const worker = worker_of(client);
@@ -381,21 +356,7 @@ class ServerInProcess {
     layers_.try_to_keep(l);
     answer(l);
   }
-  /// Notifies workers of the weights that they have asked for and that are ready.
-  void answer(std::size_t l) {
-    ParameterStore const& layer = layers_[l];
-    for (int n = 0; n < clients_.size(); ++n) {
-      Client& each = clients_[n];
-      if (!each.active.load() || each.asks[l].rounds == Ask::nothing) continue;
-      auto const [asked, urgent] = each.asks[l];
-      if (asked == Ask::everything
-              ? layer.in_stream(worker_of(n))
-              : !layer.ready(worker_of(n), layer.start(worker_of(n)) + asked, urgent))
-        continue;
-      each.asks[l] = {};
-      asked == Ask::everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
-    }
-  }
+  void answer(std::size_t l) { clients_.answer(l, layers_[l]); }
 
   ServerOptions options_;
   Clients clients_;

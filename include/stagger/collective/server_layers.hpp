@@ -71,7 +71,6 @@ class ServerLayers {
   [[nodiscard]] std::size_t size() const noexcept { return layers_.size(); }
   [[nodiscard]] std::mutex& mutex(std::size_t l) { return shards_[l % shards_.size()]; }
   [[nodiscard]] ParameterStore& operator[](std::size_t l) { return *layers_[l]; }
-  [[nodiscard]] ParameterStore const& operator[](std::size_t l) const { return *layers_[l]; }
 
   /// Takes over the layers and rules of the worker that joins first.
   /// @param added  notified of each round of gradients, or null
@@ -143,6 +142,7 @@ class ServerLayers {
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));
       gone = layers_[l]->enter(worker, process) || gone;
+      try_to_keep(l);
     }
     if (gone) come_back(worker, process);
   }
@@ -153,8 +153,7 @@ class ServerLayers {
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
 
-  /// The slowest other worker in the layers that a worker waits for, as text; empty if there is
-  /// none.
+  /// The slowest other worker in the layers that a worker waits for, as text; or empty.
   /// @param asks  [layers] what the worker has asked for
   [[nodiscard]] std::string slowest_but(int worker, List<Ask> const& asks) {
     int slowest = -1;
@@ -163,8 +162,7 @@ class ServerLayers {
       std::lock_guard const lock(mutex(l));
       ParameterStore const& layer = *layers_[l];
       for (int n = 0; n < workers() && asks[l].rounds != Ask::nothing; ++n) {
-        if (n == worker || layer.ended(n)) continue;
-        if (slowest >= 0 && layer.pushes(n) >= least) continue;
+        if (n == worker || layer.ended(n) || (slowest >= 0 && layer.pushes(n) >= least)) continue;
         slowest = n;
         least = layer.pushes(n);
       }
@@ -186,8 +184,6 @@ class ServerLayers {
   [[nodiscard]] std::uint64_t run() const noexcept { return record_.run; }
   [[nodiscard]] bool logs() const noexcept { return store_rules_.log; }
   [[nodiscard]] bool durable() const noexcept { return folder_ != nullptr; }
-  /// Whether the layers were read from a folder and no worker has joined since.
-  [[nodiscard]] bool restored() const noexcept { return restored_; }
   /// Writes the state of a layer to the folder, if there is one. @pre its lock is held
   /// @throws Error  io
   void keep(std::size_t l) {
@@ -211,11 +207,15 @@ class ServerLayers {
     } catch (...) {  // the folder remembers it
     }
   }
-  /// Whether a worker has pushed in its current stream.
-  [[nodiscard]] bool has_pushed(int worker) const {
+  /// Whether a worker is in a stream.
+  /// @param has_pushed  and has pushed there
+  [[nodiscard]] bool in_stream(int worker, bool has_pushed = false) {
     bool any = false;
-    for (auto const& layer : layers_)
-      any = any || layer->worker(worker).has_pushed(layer->streams());
+    for (std::size_t l = 0; l < size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      stagger::detail::StoreWorker const& own = layers_[l]->worker(worker);
+      if (own.in_stream(layers_[l]->streams())) any = any || !has_pushed || own.pushes != own.start;
+    }
     return any;
   }
   /// In one layer, ends the stream of a worker that has failed, or of all workers. @pre its lock is

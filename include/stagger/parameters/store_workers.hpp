@@ -23,7 +23,7 @@ struct StoreWorker {
   std::uint32_t start = 0;            ///< of them, those before its stream
   std::uint32_t before = 0;           ///< of them, those added before its current stream
   std::uint32_t from = 0;             ///< rounds of the first snapshot that it may ask for
-  std::uint32_t stream = 0;           ///< the stream that it began last
+  std::uint32_t stream = all_rounds;  ///< the stream that it began last; at first none
   int process = 0;                    ///< its process that runs the layer in that stream
   std::uint32_t failures = 0;         ///< streams that ended by a failure, its own or another's
   std::size_t most_ahead = 1;         ///< pushes that may wait for those of others
@@ -52,10 +52,10 @@ struct StoreWorker {
   }
   /// Whether it must wait until the others have ended their streams before it begins the next.
   [[nodiscard]] bool waits_for_others() const noexcept { return ended && !gone; }
-  /// Whether it has pushed in its current stream.
+  /// Whether it is in a stream.
   /// @param streams  streams that all workers have ended
-  [[nodiscard]] bool has_pushed(std::uint32_t streams) const noexcept {
-    return stream == streams && !ended && pushes != start;
+  [[nodiscard]] bool in_stream(std::uint32_t streams) const noexcept {
+    return stream == streams && !ended;
   }
   /// @param made    pushes that it counts as having made
   /// @param added   of its pushes, those that count as added

@@ -49,9 +49,9 @@ class Fiber {
 
   [[nodiscard]] bool ended() const noexcept { return ended_; }
 
-  /// Goes on with it until it suspends or ends. @pre nobody else is running, and it has not ended
+  /// Goes on with it until it suspends or ends. @pre it does not run, and has not ended
   void resume() {
-    running() = this;
+    Fiber* const before = std::exchange(running(), this);
     [[maybe_unused]] void* fake = nullptr;
     swap_exceptions();
 #ifdef FIBER_ADDRESS_SANITIZER
@@ -62,7 +62,7 @@ class Fiber {
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
     swap_exceptions();
-    running() = nullptr;
+    running() = before;
   }
   /// Of the one that runs.
   static void suspend() { running()->leave(false); }

@@ -22,6 +22,7 @@
 #include "faults/model.hpp"
 #include "faults/script.hpp"
 #include "faults/tally.hpp"
+#include "temporary_folder.hpp"
 
 namespace lab {
 
@@ -51,9 +52,11 @@ struct Fault {
                     worker, " ", mishaps[static_cast<int>(mischance.what)], ", by ",
                     mischance.delay_s, " s");
       default:
-        return text("server restarted at ", at_s, " s, away for ", s, " s");
+        return text("server killed at ", at_s, " s, started again ", away_s(), " s later");
     }
   }
+  /// Of a server.
+  [[nodiscard]] double away_s() const noexcept { return s / 20; }
   /// Nobody has to notice it.
   [[nodiscard]] bool pauses() const noexcept { return kind == freeze || kind == freeze_server; }
 };
@@ -69,9 +72,12 @@ struct Counts {
 
 class Lab final : public World, private sim::EventTarget {
  public:
-  explicit Lab(std::uint64_t seed) : random_(seed), model_(draw_model(random_)) {
+  explicit Lab(std::uint64_t seed)
+      : random_(seed),
+        model_(seed % 8 == 3 ? draw_late_model(random_) : draw_model(random_)),
+        durable_(seed % 8 == 7) {
     bool const weighed = model_.pushes != Pushes::changes;
-    go_on_ = random_.one_in(2);
+    go_on_ = random_.one_in(2) && model_.late == nullptr;
     // Scales of gradients are exact where at most three workers share them.
     int const count = random_.from_to(1, weighed && go_on_ ? 3 : 5);
     TallyRules rules{model_.adds, model_.pushes, {}, first_value};
@@ -80,17 +86,24 @@ class Lab final : public World, private sim::EventTarget {
     options_ = {.workers = count,
                 .shards = random_.from_to(1, 3),
                 .weights = rules.weights,
-                .log = true,
+                .log = !durable_,
                 .on_failure = go_on_ ? stagger::collective::OnFailure::go_on
                                      : stagger::collective::OnFailure::fail_fast};
+    if (durable_) {
+      folder_ = std::make_unique<TemporaryFolder>();
+      options_.durable = folder_->path();
+    }
     elements_.resize(random_.below(4) + 1);
     for (std::size_t& each : elements_) each = random_.below(20) + 1;
     clock_ = std::make_unique<stagger::sim::Clock>(draw_links());
-    ledger_ = std::make_unique<Ledger>(model_, rules, go_on_, elements_, time().queue);
+    if (durable_) time().queue.at(1, *this, look_who_is_missing, 0);
+    ledger_ = std::make_unique<Ledger>(model_, rules, go_on_, durable_, elements_, time().queue);
     if (!random_.one_in(6))
       for (int left = random_.from_to(1, 3); left > 0; --left) draw_fault();
     rules_.optimizer = stagger::detail::optimizer_call<false>(sgd);
     rules_.model_bytes = 1U << 20U;
+    rules_.late = model_.late;
+    rules_.late_policy = model_.late_policy.get();
     start_server();
     draw_workers();
   }
@@ -115,8 +128,9 @@ class Lab final : public World, private sim::EventTarget {
   }
   /// What was drawn.
   [[nodiscard]] std::string words() const {
-    std::string all = text(model_.name, ", ", options_.workers, " workers, ", elements_.size(),
-                           " layers, ", go_on_ ? "go_on" : "fail_fast");
+    std::string all =
+        text(model_.name, ", ", options_.workers, " workers, ", elements_.size(), " layers, ",
+             go_on_ ? "go_on" : "fail_fast", durable_ ? ", durable" : "");
     for (Fault const& fault : faults_) all += "; " + fault.words();
     return all;
   }
@@ -126,6 +140,7 @@ class Lab final : public World, private sim::EventTarget {
 
  private:
   static constexpr std::uint64_t most_events = 1000000;
+  static constexpr std::uint32_t look_who_is_missing = Fault::kinds;
   static constexpr double first_value = 1 << 20;
   static constexpr stagger::optimizer::Sgd sgd{.rate = 1, .momentum = 0, .weight_decay = 0};
 
@@ -145,6 +160,7 @@ class Lab final : public World, private sim::EventTarget {
     Fault fault;
     fault.kind = static_cast<Fault::Kind>(random_.below(Fault::kinds));
     if (random_.one_in(3)) fault.kind = Fault::mishap;
+    if (durable_ && faults_.empty()) fault.kind = Fault::restart;
     fault.worker = random_.from_to(0, options_.workers - 1);
     fault.at_s = random_.between(0, random_.one_in(4) ? 1 : 12);
     fault.s = random_.one_in(2) ? random_.between(0, 5) : random_.between(5, 200);
@@ -164,8 +180,10 @@ class Lab final : public World, private sim::EventTarget {
     rules.adds = model_.adds;
     rules.ahead = model_.ahead();
     rules.optimizer = stagger::detail::optimizer_call<true>(sgd);
+    rules.late = model_.late;
+    rules.late_policy = model_.late_policy.get();
     int const minibatches = random_.from_to(1, 12);
-    bool const differ = random_.one_in(3);
+    bool const differ = random_.one_in(3) && model_.late == nullptr;
     for (int n = 0; n < options_.workers; ++n) {
       workers_.push_back(std::make_unique<Worker>(*this, time(), model_, n, elements_, rules,
                                                   random_.below(1U << 30U), first_value));
@@ -202,10 +220,22 @@ class Lab final : public World, private sim::EventTarget {
   void made(int worker, std::size_t l, double value) override {
     ledger_->tally(l).of(worker).made.insert(value);
   }
+  void leaves(int worker) override {
+    Line const* const line = lines_of_[static_cast<std::size_t>(worker)];
+    if (line != nullptr && line->is_cut()) unheard_ = true;
+  }
   void wrong(std::string const& words) override { ledger_->wrong(words); }
 
+  /// As a server on a port does from time to time.
+  void give_up_missing() {
+    bool const misses = server_ != nullptr && server_->awaits_any();
+    missed_s_ = misses ? missed_s_ + 1 : 0;
+    if (missed_s_ > connection_s) ledger_->give_up();
+    time().queue.at(now() + 1, *this, look_who_is_missing, 0);
+  }
   /// A fault.
   void happen(std::uint32_t kind, std::size_t number) override {
+    if (kind == look_who_is_missing) return give_up_missing();
     Fault const& fault = faults_[number];
     auto const w = static_cast<std::size_t>(fault.worker);
     Worker& worker = *workers_[w];
@@ -225,11 +255,12 @@ class Lab final : public World, private sim::EventTarget {
     } else if (server_ == nullptr) {
       start_server();
     } else {
-      for (auto& each : lines_) each->cut(random_.between(0, 3), -1);
+      for (auto& each : lines_)
+        if (each->lose_server(random_.between(0, 3))) unheard_ = true;
       server_ = nullptr;
       ledger_->serve(nullptr);
       server_frozen_s_ = 0;
-      time().queue.at(now() + fault.s / 20, *this, Fault::restart, number);
+      time().queue.at(now() + fault.away_s(), *this, Fault::restart, number);
     }
   }
 
@@ -254,13 +285,16 @@ class Lab final : public World, private sim::EventTarget {
     bool gentle = true;    // nobody had to notice anything
     bool killed = go_on_;  // or nothing but that some workers have gone, who had been there
     for (Fault const& fault : faults_) {
-      if (fault.pauses()) paused_s += fault.s;
-      gentle = gentle && fault.pauses();
-      killed = killed && (fault.pauses() || (fault.kind == Fault::kill &&
-                                             ledger_->came_s(fault.worker) < fault.at_s));
+      bool const restarts = durable_ && fault.kind == Fault::restart;
+      bool const pauses = fault.pauses() || restarts;
+      if (pauses) paused_s += restarts ? fault.away_s() + 3 : fault.s;
+      gentle = gentle && pauses;
+      killed =
+          killed &&
+          (pauses || (fault.kind == Fault::kill && ledger_->came_s(fault.worker) < fault.at_s));
     }
-    gentle = gentle && paused_s < connection_s / 2;
-    killed = killed && paused_s < connection_s / 2;
+    gentle = gentle && paused_s < connection_s / 2 && !unheard_;
+    killed = killed && paused_s < connection_s / 2 && !unheard_;
     for (auto const& worker : workers_) {
       auto const& sentences = worker->sentences();
       std::string const last = sentences.empty() ? "" : sentences.back();
@@ -284,6 +318,8 @@ class Lab final : public World, private sim::EventTarget {
 
   Random random_;
   Model model_;
+  bool durable_;
+  std::unique_ptr<TemporaryFolder> folder_;  // of a durable server
   bool go_on_ = false;
   stagger::collective::ServerOptions options_;
   std::vector<std::size_t> elements_;  // [layers]
@@ -293,6 +329,8 @@ class Lab final : public World, private sim::EventTarget {
   remote::RemoteRules rules_;
   std::shared_ptr<remote::ServerInProcess> server_;
   double server_frozen_s_ = 0;
+  double missed_s_ = 0;   // how long it has awaited somebody
+  bool unheard_ = false;  // a worker has left while no server could hear it
   std::vector<std::unique_ptr<Line>> lines_;
   std::vector<Line*> lines_of_;  // [workers] the last one of each
   std::vector<std::unique_ptr<Worker>> workers_;

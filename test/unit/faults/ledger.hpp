@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,25 +30,35 @@ using stagger::text;
 
 class Ledger final : public Watch {
  public:
+  /// @param durable   whether a server goes on from what the one before it had
   /// @param elements  [layers]
   /// @param time      of which it tells
-  Ledger(Model const& model, TallyRules rules, bool go_on, std::vector<std::size_t> elements,
-         sim::EventQueue const& time)
+  Ledger(Model const& model, TallyRules rules, bool go_on, bool durable,
+         std::vector<std::size_t> elements, sim::EventQueue const& time)
       : model_(model),
         rules_(std::move(rules)),
         go_on_(go_on),
+        durable_(durable),
         elements_(std::move(elements)),
         time_(time),
-        came_(rules_.weights.size(), std::numeric_limits<double>::infinity()) {}
+        owed_(rules_.weights.size()),
+        came_(rules_.weights.size(), std::numeric_limits<double>::infinity()),
+        failures_(rules_.weights.size()) {}
   Ledger(Ledger const&) = delete;
   Ledger& operator=(Ledger const&) = delete;
 
-  /// A server that has nothing yet, or none.
+  /// A server that has been started, or none.
   void serve(std::shared_ptr<remote::ServerInProcess> server) {
     server_ = std::move(server);
-    owed_ = std::vector<Owed>(rules_.weights.size());
-    if (server_ == nullptr) return;
+    for (std::size_t n = 0; n < owed_.size(); ++n) {
+      bool const awaited = owed_[n].awaited || (owed_[n].active && midst(static_cast<int>(n)));
+      owed_[n] = {};
+      owed_[n].awaited = durable_ && awaited;
+    }
+    if (server_ == nullptr || (durable_ && !tallies_.empty())) return;
     tallies_.clear();
+    failures_.assign(failures_.size(), 0);
+    choices_.clear();
     for (std::size_t l = 0; l < elements_.size(); ++l) tallies_.emplace_back(rules_, wrong_);
   }
 
@@ -79,6 +90,14 @@ class Ledger final : public Watch {
       }
     }
   }
+  /// The server waits no longer for those who have not come back since it was started again.
+  void give_up() {
+    for (std::size_t n = 0; n < owed_.size(); ++n)
+      if (std::exchange(owed_[n].awaited, false))
+        owed_[n].active = true, end(static_cast<int>(n), true);
+    server_->give_up_awaited();
+    follow();
+  }
   /// Behind everything: the server has what the pushes make.
   void close() {
     if (server_ == nullptr || server_->wants_values()) return;
@@ -99,21 +118,31 @@ class Ledger final : public Watch {
     if (own.line != &line) return;
     Message const& message = parcel.message;
     std::size_t const l = message.layer;
-    bool const of_stream = message.kind >= Kind::push && message.kind <= Kind::fail;
+    bool const of_stream = (message.kind >= Kind::push && message.kind <= Kind::fail) ||
+                           (message.kind >= Kind::push_rest && message.kind <= Kind::ask_choice);
     if (of_stream && message.stream != own.stream) return;  // it comes too late
     switch (message.kind) {
       case Kind::begin:
         if (message.stream <= own.stream) return;
         own.stream = message.stream;
         own.begins = true;
+        // One that has not pushed may begin again because it was not answered.
+        own.active = own.active || (std::exchange(own.awaited, false) && pushed(n));
         return end(n, true);
+      case Kind::resume:
+        own.stream = message.stream;
+        own.failures = message.rounds;
+        own.resumes = true;
+        return;
       case Kind::push:
       case Kind::last_push:
+      case Kind::push_late:
         return push(n, message, value_of(parcel, l));
       case Kind::ask:
+      case Kind::ask_late:
         if (own.active &&
             (rules_.adds != Adds::in_worker_order || message.rounds > own.answered[l]))
-          own.asks[l] = message.rounds + 1;  // else it comes too late, likewise
+          own.asks[l] = std::max(own.asks[l], message.rounds + 1);  // else it comes too late
         return;
       case Kind::ask_last:
         if (own.active) own.asks[l] = everything;
@@ -137,6 +166,7 @@ class Ledger final : public Watch {
     }
     follow();
     if (std::exchange(own.begins, false)) begin(line.worker());  // it was not refused
+    if (std::exchange(own.resumes, false)) resume(line.worker());
   }
   void sends(Line const& line, Parcel const& parcel) override {
     remember(line, " from the server: ", parcel);
@@ -146,6 +176,7 @@ class Ledger final : public Watch {
     Message const& message = parcel.message;
     if (message.kind == Kind::pushed) --own.acknowledgements;
     if (message.kind == Kind::lost) own.lost = false;
+    if (message.kind == Kind::choice && own.active) choose(n, parcel);
     if (message.kind == Kind::newest) newest(n, message, value_of(parcel, message.layer));
     if (message.kind == Kind::answer || message.kind == Kind::last_answer)
       answer(n, message, value_of(parcel, message.layer));
@@ -162,9 +193,12 @@ class Ledger final : public Watch {
   struct Owed {
     Line const* line = nullptr;  // by which it has joined
     bool begins = false;
+    bool resumes = false;
     bool active = false;
+    bool awaited = false;  // it was in a stream when the server went
     bool lost = false;
     std::uint32_t stream = 0;
+    std::uint32_t failures = 0;  // that it has been told of
     int acknowledgements = 0;
     std::vector<std::uint32_t> asks{};      // [layers] rounds + 1, or everything, or 0
     std::vector<std::uint32_t> answered{};  // [layers] rounds of the last answer in its stream
@@ -175,23 +209,39 @@ class Ledger final : public Watch {
     if (server_ == nullptr || server_->wants_values()) return;
     for (std::size_t l = 0; l < tallies_.size(); ++l)
       (void)server_->look_at(l, [&](auto const& history) {
-        tallies_[l].follow(history.log());
+        tallies_[l].follow(durable_ ? nullptr : &history.log());
         return 0;
       });
   }
   void begin(int n) {
-    Owed& own = owed(n);
     for (Tally& tally : tallies_) tally.begin(n);
-    own.active = true;
-    own.lost = false;
+    owed(n).failures = failures_[static_cast<std::size_t>(n)];
+    resume(n);
+  }
+  void resume(int n) {
+    Owed& own = owed(n);
+    own.active = own.failures == failures_[static_cast<std::size_t>(n)];
+    own.awaited = own.awaited && !own.active;
+    own.lost = !own.active;
     own.asks.assign(elements_.size(), 0);
     own.answered.assign(elements_.size(), 0);
+  }
+  [[nodiscard]] bool midst(int n) const {
+    return std::any_of(tallies_.begin(), tallies_.end(),
+                       [n](Tally const& each) { return each.midst(n); });
+  }
+  [[nodiscard]] bool pushed(int n) {
+    return std::any_of(tallies_.begin(), tallies_.end(), [n](Tally& each) {
+      return each.midst(n) && each.of(n).count != each.of(n).start;
+    });
   }
   void leave(int n) {
     end(n, true);
     for (Tally& tally : tallies_)
       if (go_on_) tally.leave(n);
+    bool const awaited = owed(n).awaited;
     owed(n) = {};
+    owed(n).awaited = awaited;
   }
   void end(int n, bool failed) {
     if (!std::exchange(owed(n).active, false)) return;
@@ -200,8 +250,18 @@ class Ledger final : public Watch {
       if (failed && go_on_) tally.leave(n);
       if (failed && !go_on_) tally.end_all();
     }
-    for (Owed& each : owed_)
-      if (failed && !go_on_ && std::exchange(each.active, false)) each.lost = true;
+    if (!failed) return;
+    choices_.clear();
+    if (go_on_) {
+      ++failures_[static_cast<std::size_t>(n)];
+      owed(n).awaited = false;
+      return;
+    }
+    for (std::uint32_t& each : failures_) ++each;
+    for (Owed& each : owed_) {
+      each.awaited = false;
+      if (std::exchange(each.active, false)) each.lost = true;
+    }
   }
   void push(int n, Message const& message, double value) {
     Owed& own = owed(n);
@@ -220,8 +280,17 @@ class Ledger final : public Watch {
       wrong(text("worker ", n, " is further ahead than ", model_.name, " allows, with ", made,
                  " pushes where the slowest has ", tally.slowest(0) - start));
   }
+  /// All workers are told the same.
+  void choose(int n, Parcel const& parcel) {
+    auto const [at, first] = choices_.emplace(parcel.message.rounds, parcel.payload);
+    if (!first && at->second != parcel.payload)
+      wrong(text("worker ", n, " is told that other layers are late in step ",
+                 parcel.message.rounds, " than another"));
+  }
   void newest(int n, Message const& message, double value) {
     Tally& tally = tallies_[message.layer];
+    if (message.rounds != owed(n).failures)
+      wrong(text("worker ", n, " hears of ", message.rounds, " failures, not ", owed(n).failures));
     if (value != tally.first(n) || message.number != tally.of(n).count)
       wrong(text("worker ", n, " reads ", value, " behind push ", message.number, " where layer ",
                  message.layer, " has ", tally.first(n), " behind push ", tally.of(n).count));
@@ -260,12 +329,29 @@ class Ledger final : public Watch {
     if (!remembers_) return;
     Message const& message = parcel.message;
     auto const kind = static_cast<std::size_t>(message.kind);
-    static constexpr char const* of_worker[] = {
-        "",    "join", "values", "begin", "read", "push", "last push", "ask", "ask for the last",
-        "end", "fail", "who",    "leave"};
-    static constexpr char const* of_server[] = {"wanted",      "joined", "refused",
-                                                "newest",      "pushed", "answer",
-                                                "last answer", "lost",   "waits"};
+    static constexpr char const* of_worker[] = {"",
+                                                "join",
+                                                "values",
+                                                "begin",
+                                                "read",
+                                                "push",
+                                                "last push",
+                                                "ask",
+                                                "ask for the last",
+                                                "end",
+                                                "fail",
+                                                "who",
+                                                "leave",
+                                                "push the rest",
+                                                "push late",
+                                                "ask for the rest",
+                                                "ask late",
+                                                "report",
+                                                "ask what is late",
+                                                "resume"};
+    static constexpr char const* of_server[] = {"wanted", "joined", "refused",     "newest",
+                                                "pushed", "answer", "last answer", "lost",
+                                                "waits",  "late",   "scores"};
     messages_.push_back(text(time_.now_s(), " s, worker ", line.worker(), way,
                              kind < 64 ? of_worker[kind] : of_server[kind - 64], ", layer ",
                              message.layer, ", stream ", message.stream, ", rounds ",
@@ -275,13 +361,16 @@ class Ledger final : public Watch {
   Model const& model_;
   TallyRules rules_;
   bool go_on_;
+  bool durable_;
   std::vector<std::size_t> elements_;
   sim::EventQueue const& time_;
   std::shared_ptr<remote::ServerInProcess> server_;
   std::string wrong_;
-  std::vector<Tally> tallies_;  // [layers]
-  std::vector<Owed> owed_;      // [workers]
-  std::vector<double> came_;    // [workers]
+  std::vector<Tally> tallies_;           // [layers]
+  std::vector<Owed> owed_;               // [workers]
+  std::vector<double> came_;             // [workers]
+  std::vector<std::uint32_t> failures_;  // [workers] streams that have ended by one
+  std::map<std::uint32_t, std::vector<std::byte>> choices_;  // in each step, which layers are late
   bool remembers_ = false;
   std::vector<std::string> messages_;
 };

@@ -74,12 +74,12 @@ class Line final : private sim::EventTarget {
         time_(time),
         worker_(worker),
         sleeper_(sleeper),
-        connection_(std::move(server), rules),
-        ends_{&end, &connection_},
+        connection_(std::make_unique<remote::ServerConnection>(std::move(server), rules)),
+        ends_{&end, connection_.get()},
         frozen_s_{&worker_frozen_s, &server_frozen_s} {
     for (int n = 0; n < 2; ++n)
       sides_[n].line = ways_[n].line = this, ways_[n].number = sides_[n].number = n;
-    connection_.carried_by(sides_[1]);
+    connection_->carried_by(sides_[1]);
   }
   Line(Line const&) = delete;
   Line& operator=(Line const&) = delete;
@@ -114,14 +114,28 @@ class Line final : private sim::EventTarget {
     time_.queue.at(now() + std::max(0.0, worker_s), *this, lose_end, 0);
     time_.queue.at(now() + std::max(0.0, server_s), *this, lose_end, 1);
   }
+  /// The server's process has ended at once.
+  /// @param worker_s  later the worker comes to know of it
+  /// @return whether the worker has gone and the server did not hear it
+  bool lose_server(double worker_s) {
+    if (connection_ == nullptr) return false;
+    bool const unheard = ends_[0] == nullptr && open() && !cut_;
+    cut(worker_s, -1);
+    connection_->lose();  // it says nothing of this to anybody
+    connection_ = nullptr;
+    return unheard;
+  }
   [[nodiscard]] int worker() const noexcept { return worker_; }
   /// Whether the server has let the worker in.
-  [[nodiscard]] bool joined() const noexcept { return ends_[1] != nullptr && connection_.joined(); }
+  [[nodiscard]] bool joined() const noexcept {
+    return ends_[1] != nullptr && connection_->joined();
+  }
   /// Whether the server's end lives and all that it wants to say has been sent.
   [[nodiscard]] bool silent() const noexcept {
     return ends_[1] != nullptr && !cut_ && !ways_[1].busy && !ways_[1].woken;
   }
   [[nodiscard]] bool open() const noexcept { return ends_[1] != nullptr; }
+  [[nodiscard]] bool is_cut() const noexcept { return cut_; }
 
   /// A worker's hold on it.
   struct Handle final : remote::Transport {
@@ -264,7 +278,7 @@ class Line final : private sim::EventTarget {
   sim::SharedTime& time_;
   int worker_;
   Sleeper& sleeper_;
-  remote::ServerConnection connection_;
+  std::unique_ptr<remote::ServerConnection> connection_;  // null: the server's process has ended
   remote::MessageEnd* ends_[2];
   double const* frozen_s_[2];
   Side sides_[2];

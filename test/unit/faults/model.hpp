@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include <stagger/model/exchange.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
@@ -51,10 +53,18 @@ struct Model {
   bool streams = false;
   int per_push = 1;
   std::function<int(int)> needs{};
+  stagger::detail::LateCalls const* late = nullptr;  // null: no layer is late
+  std::shared_ptr<void const> late_policy{};
 
   template <class M> static Model of(std::string name, M const& model) {
-    return {std::move(name), model.adds,          model.pushes,
-            !M::synchronous, model.minibatches(), [model](int m) { return model.needs(m); }};
+    return {std::move(name),
+            model.adds,
+            model.pushes,
+            !M::synchronous,
+            model.minibatches(),
+            [model](int m) { return model.needs(m); },
+            nullptr,
+            nullptr};
   }
   /// Pushes that a worker may have made beyond the slowest.
   [[nodiscard]] std::uint32_t ahead() const {
@@ -73,7 +83,8 @@ struct Model {
   using stagger::text;
   int const which = random.from_to(0, 6);
   if (which == 0)
-    return {"bsp", Adds::in_worker_order, Pushes::gradients, false, 1, [](int m) { return m; }};
+    return {"bsp", Adds::in_worker_order,   Pushes::gradients, false,
+            1,     [](int m) { return m; }, nullptr,           nullptr};
   if (which == 1) return Model::of("asp", staleness::Asynchronous{});
   if (which == 2) return Model::of("r2sp", staleness::RoundRobinSynchronous{});
   if (which == 3) {
@@ -89,6 +100,20 @@ struct Model {
   auto const adds = which == 5 ? Adds::on_arrival : Adds::in_worker_order;
   return Model::of(text("wsp(", in_flight, ", ", distance, which == 5 ? ")" : ", exact)"),
                    staleness::WaveSynchronous{in_flight, distance, adds});
+}
+
+/// With layers that are late, which the server draws anew for each step.
+[[nodiscard]] inline Model draw_late_model(Random& random) {
+  namespace osp = stagger::staleness::overlapped;
+  using Late = stagger::staleness::OverlappedSynchronous<osp::RandomImportance, osp::FirstFit,
+                                                         osp::ShareLate, osp::NoPrediction>;
+  auto const policy = std::make_shared<Late>();
+  policy->importance.seed = random.below(1000);
+  policy->budget.share = random.one_in(3) ? 0.8 : random.between(0, 0.8);
+  Model model = Model::of(stagger::text("osp(", policy->budget.share, ")"), *policy);
+  model.late = stagger::detail::late_calls_of<Late>;
+  model.late_policy = policy;
+  return model;
 }
 
 constexpr double patience_s = 60;    // of a worker, until something that it waits for comes

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -38,6 +39,7 @@ class World {
                                                      remote::MessageEnd& end,
                                                      double const& frozen_s) = 0;
   virtual void made(int worker, std::size_t layer, double value) = 0;
+  virtual void leaves(int worker) = 0;
   virtual void wrong(std::string const& words) = 0;
 
  protected:
@@ -60,7 +62,7 @@ class Worker final : public Sleeper,
         random_(seed),
         first_(first),
         layers_(elements.size()),
-        fiber_([this] { live(); }) {
+        main_(std::make_unique<Strand>([this] { live(); })) {
     time_.queue.at(0, *this, 0, 0);
   }
   Worker(Worker const&) = delete;
@@ -78,7 +80,7 @@ class Worker final : public Sleeper,
   [[nodiscard]] int number() const noexcept { return number_; }
   /// Minibatches.
   [[nodiscard]] int planned() const noexcept { return planned_; }
-  [[nodiscard]] bool over() const noexcept { return fiber_.ended(); }
+  [[nodiscard]] bool over() const noexcept { return main_->fiber.ended(); }
   [[nodiscard]] bool done() const noexcept { return done_; }
   [[nodiscard]] bool killed() const noexcept { return killed_; }
   [[nodiscard]] bool ever_killed() const noexcept { return ever_killed_; }
@@ -88,14 +90,16 @@ class Worker final : public Sleeper,
 
   /// Lets it look whether what it waits for is there.
   void wake() override {
-    if (waits_) time_.queue.at(time_.queue.now_s(), *this, 0, wait_);
+    for (Strand* const each : {main_.get(), aside_.get()})
+      if (each != nullptr && each->waits)
+        time_.queue.at(time_.queue.now_s(), *this, 0, each->pause);
   }
   /// Its process ends at once.
   void kill() {
     if (over()) return;
     killed_ = ever_killed_ = true;
     frozen_s = 0;
-    if (waits_) fiber_.resume();
+    if (main_->waits) resume(*main_);
   }
 
  private:
@@ -106,6 +110,15 @@ class Worker final : public Sleeper,
     bool waits = false;
     std::uint32_t pushes = 0;  // that it made, ever
     std::vector<std::byte> bytes{};
+    std::vector<std::byte> pushed{};  // the last push, of which a part may be late
+    std::size_t late = 0;             // how many of its first bytes, in this step
+  };
+  /// What stands for a thread of its process.
+  struct Strand {
+    explicit Strand(std::function<void()> body) : fiber(std::move(body)) {}
+    Fiber fiber;
+    std::size_t pause = 0;  // number of the one that it is in
+    bool waits = false;
   };
   struct LabConnector final : remote::Connector {
     explicit LabConnector(Worker& of) : worker(of) {}
@@ -118,19 +131,46 @@ class Worker final : public Sleeper,
     void wait(std::unique_lock<std::mutex>& lock, std::condition_variable&,
               double most_s) const override {
       lock.unlock();
+      struct Relock {
+        std::unique_lock<std::mutex>& lock;
+        ~Relock() { lock.lock(); }
+      } const relock{lock};
       worker.pause(most_s);
-      lock.lock();
+    }
+    std::unique_ptr<Aside> run_aside(void (*body)(void*), void* of) const override {
+      struct OnStrand final : Aside {
+        OnStrand(Worker& worker, void (*body)(void*), void* of) : own(worker) {
+          own.aside_ = std::make_unique<Strand>([body, of] { body(of); });
+          own.time_.queue.at(own.time_.queue.now_s(), own, 0, own.aside_->pause = ++own.pauses_);
+        }
+        ~OnStrand() override {
+          while (!own.aside_->fiber.ended()) own.resume(*own.aside_);
+          own.aside_ = nullptr;
+        }
+        Worker& own;
+      };
+      return std::make_unique<OnStrand>(worker, body, of);
     }
     Worker& worker;
   };
 
   /// Until it is woken, or so much time has passed.
   void pause(double most_s) {
-    time_.queue.at(time_.queue.now_s() + most_s, *this, 0, ++wait_);
-    waits_ = true;
+    Strand& own = *runs_;
+    own.pause = ++pauses_;
+    time_.queue.at(time_.queue.now_s() + most_s, *this, 0, own.pause);
+    own.waits = true;
     Fiber::suspend();
-    waits_ = false;
-    if (killed_) throw Killed();
+    own.waits = false;
+    if (killed_ && &own == main_.get()) throw Killed();
+  }
+  void resume(Strand& strand) {
+    Strand* const before = std::exchange(runs_, &strand);
+    strand.fiber.resume();
+    runs_ = before;
+    // What the second has done may be what the first waits for.
+    if (&strand == aside_.get() && main_->waits)
+      time_.queue.at(time_.queue.now_s(), *this, 0, main_->pause);
   }
   void pass(double s) {
     double const until_s = time_.queue.now_s() + s;
@@ -138,9 +178,11 @@ class Worker final : public Sleeper,
     while (time_.queue.now_s() < until_s);
   }
   void happen(std::uint32_t, std::size_t number) override {
-    if (number != wait_ || fiber_.ended()) return;
-    if (time_.queue.now_s() < frozen_s) return time_.queue.at(frozen_s, *this, 0, number);
-    fiber_.resume();
+    for (Strand* const each : {main_.get(), aside_.get()}) {
+      if (each == nullptr || number != each->pause || each->fiber.ended()) continue;
+      if (time_.queue.now_s() < frozen_s) return time_.queue.at(frozen_s, *this, 0, number);
+      return resume(*each);
+    }
   }
 
   void live() {
@@ -171,9 +213,10 @@ class Worker final : public Sleeper,
       try {
         link.begin();
         read_newest();
-        model_.streams ? stream() : steps();
+        model_.late != nullptr ? late_steps() : model_.streams ? stream() : steps();
         link.end(nullptr);
         done_ = true;
+        world_.leaves(number_);
         return link.leave();
       } catch (stagger::Error const& error) {
         sentences_.emplace_back(error.what());
@@ -213,16 +256,17 @@ class Worker final : public Sleeper,
       if (each != values[0]) world_.wrong("a worker takes a layer of two kinds of weights");
     layers_[l].value = values[0];
   }
-  void push(std::size_t l, bool last) {
+  void push(std::size_t l, bool last) { link_->push(l, make_push(l), last); }
+  std::byte const* make_push(std::size_t l) {
     Layer& layer = layers_[l];
     double value = 64 * (1.0 + static_cast<double>(random_.below(1U << 24U)));
     if (stagger::staleness::averages(model_.pushes)) value += layer.value;
     world_.made(number_, l, value);
     ++layer.pushes;
     std::vector<double> const values(elements_[l], value);
-    std::vector<std::byte> bytes(layer.bytes.size());
-    std::memcpy(bytes.data(), values.data(), values.size() * sizeof(double));
-    link_->push(l, bytes.data(), last);
+    layer.pushed.assign(layer.bytes.size(), std::byte{0});
+    std::memcpy(layer.pushed.data(), values.data(), values.size() * sizeof(double));
+    return layer.pushed.data();
   }
 
   void ask(std::uint32_t rounds) {
@@ -233,8 +277,8 @@ class Worker final : public Sleeper,
   void await() {
     double const until_s = time_.queue.now_s() + patience_s;
     auto const missing = [this] {
-      return std::any_of(layers_.begin(), layers_.end(),
-                         [](auto const& each) { return each.waits; });
+      return chooses_ || std::any_of(layers_.begin(), layers_.end(),
+                                     [](auto const& each) { return each.waits; });
     };
     while (missing() && !lost_) {
       if (time_.queue.now_s() >= until_s) {
@@ -279,6 +323,59 @@ class Worker final : public Sleeper,
       await();
       take(needs(step + 1));
     }
+  }
+  /// As OverlappedExchange, of one stage.
+  void late_steps() {
+    using Part = stagger::detail::ByteRange;
+    auto const ask_part = [this](std::size_t l, std::uint32_t rounds, Part part) {
+      if (part.size() == 0) return;
+      layers_[l].waits = true, layers_[l].asked = rounds;
+      link_->ask_part(l, rounds, part);
+    };
+    auto const take_part = [this](std::size_t l, std::uint32_t rounds, Part part) {
+      if (part.size() != 0) link_->take_part(l, rounds, layers_[l].bytes.data(), part);
+    };
+    auto const late = [this](std::size_t l) { return Part{0, layers_[l].late}; };
+    auto const urgent = [this](std::size_t l) {
+      return Part{layers_[l].late, layers_[l].bytes.size()};
+    };
+    for (Layer& layer : layers_) layer.late = 0;
+    chooses_ = false;
+    for (step_ = 0;; ++step_, --minibatches_) {
+      std::vector<Part> before;
+      for (std::size_t l = 0; l < layers_.size(); ++l) {
+        before.push_back(late(l));
+        ask_part(l, step_, before.back());
+      }
+      chooses_ = step_ != 0 && minibatches_ > 0;
+      if (chooses_) link_->ask_late(step_);
+      if (minibatches_ > 0) compute();
+      await();
+      for (std::size_t l = 0; l < layers_.size(); ++l) take_part(l, step_, before[l]);
+      for (std::size_t l = 0; l < layers_.size(); ++l) take_over(l);
+      if (minibatches_ == 0) return;
+      link_->report(random_.between(0, 1));
+      for (std::size_t l = 0; l < layers_.size(); ++l) {
+        std::byte const* const values = make_push(l);
+        if (late(l).size() == 0)
+          link_->push(l, values, false);
+        else if (urgent(l).size() != 0)
+          link_->push_part(l, values, urgent(l));
+      }
+      for (std::size_t l = 0; l < layers_.size(); ++l) ask_part(l, step_ + 1, urgent(l));
+      await();
+      for (std::size_t l = 0; l < layers_.size(); ++l) {
+        take_part(l, step_ + 1, urgent(l));
+        if (late(l).size() != 0) link_->push_part(l, layers_[l].pushed.data(), late(l));
+      }
+    }
+  }
+  void late_layers(std::uint32_t step, stagger::detail::LateSet const& set) noexcept override {
+    if (step != step_ || !chooses_)
+      world_.wrong(stagger::text("worker ", number_, " is told what is late in step ", step));
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      layers_[l].late = set.bytes(l, layers_[l].bytes.size());
+    chooses_ = false;
   }
   /// As StreamExchange, of one stage.
   void stream() {
@@ -329,13 +426,15 @@ class Worker final : public Sleeper,
   std::exception_ptr lost_;
   std::vector<std::string> sentences_;
   int planned_ = 1;
-  int minibatches_ = 1;   // that are left
-  std::size_t wait_ = 0;  // number of the pause that it is in
-  bool waits_ = false;
+  int minibatches_ = 1;  // that are left
+  std::size_t pauses_ = 0;
+  std::uint32_t step_ = 0;  // in its stream, where layers may be late
+  bool chooses_ = false;    // it waits until it is told which are late
   bool killed_ = false;
   bool ever_killed_ = false;
   bool done_ = false;
-  Fiber fiber_;
+  std::unique_ptr<Strand> main_, aside_;  // the second makes connections, if there is one
+  Strand* runs_ = nullptr;
 };
 
 }  // namespace lab

@@ -35,9 +35,9 @@ struct TallyRules {
 class Tally {
  public:
   struct Worker {
-    std::uint32_t count = 0;  // pushes that it has made, or is taken to have made
-    std::uint32_t start = 0;  // those before its stream
-    std::uint32_t stream = 0;
+    std::uint32_t count = 0;            // pushes that it has made, or is taken to have made
+    std::uint32_t start = 0;            // those before its stream
+    std::uint32_t stream = 0xffffffff;  // that it began last; at first none
     bool ended = false;
     bool gone = false;
     std::deque<double> waiting{};  // accepted, and not added
@@ -100,16 +100,10 @@ class Tally {
   }
 
   /// What the server says that it has added since, and what it should have added.
-  void follow(stagger::List<StoreEvent> const& log) {
-    log_ = &log;
-    for (;;) {
-      while (seen_ < log.size() && log[seen_].kind == StoreEvent::Kind::taken) ++seen_;
-      if (seen_ == log.size() || !wrong_.empty()) break;
-      if (exact())
-        add_round();
-      else
-        add_one();
-    }
+  /// @param log  null: it says nothing, and is taken to have added what it should
+  void follow(stagger::List<StoreEvent> const* log) {
+    log_ = log;
+    while (wrong_.empty() && more_added()) exact() ? add_round() : add_one();
     if (std::exchange(touched_, false) && wrong_.empty() && could_add())
       wrong("not added though it could be", -1, 0);
     if (!std::exchange(somebody_ended_, false)) return;
@@ -127,6 +121,11 @@ class Tally {
     ++streams_;
   }
 
+  /// Whether the worker is in a stream.
+  [[nodiscard]] bool midst(int n) const {
+    Worker const& own = workers_[static_cast<std::size_t>(n)];
+    return own.stream == streams_ && !own.ended;
+  }
   /// Whether an answer that contains so many pushes of the worker's stream could be given now.
   [[nodiscard]] bool ready(int n, std::uint32_t asked) const {
     Worker const& own = workers_[static_cast<std::size_t>(n)];
@@ -170,6 +169,11 @@ class Tally {
     if (wrong_.empty()) wrong_ = stagger::text("a push of worker ", n, ", ", value, ", is ", what);
   }
 
+  [[nodiscard]] bool more_added() {
+    if (log_ == nullptr) return touched_ && could_add();
+    while (seen_ < log_->size() && (*log_)[seen_].kind == StoreEvent::Kind::taken) ++seen_;
+    return seen_ < log_->size();
+  }
   /// Those who are there take over the weights of those who have gone.
   [[nodiscard]] double scale(std::set<int> const& pushed) const {
     double all = 0;
@@ -201,12 +205,13 @@ class Tally {
       else if (!workers_[n].ended)
         return wrong("missing in a round that was added", static_cast<int>(n), rounds());
     }
-    if (pushed.empty()) return wrong("added and was not accepted", (*log_)[seen_].worker, 0);
+    if (pushed.empty()) return wrong("added and was not accepted", next_event().worker, 0);
     double const base = value_;
     double const scaled = scale(pushed);
     for (int const n : pushed) {
-      StoreEvent const event = seen_ < log_->size() ? (*log_)[seen_] : StoreEvent{};
-      if (event.kind != StoreEvent::Kind::added || event.worker != n || event.pushes != added_)
+      StoreEvent const event = next_event();
+      if (log_ != nullptr &&
+          (event.kind != StoreEvent::Kind::added || event.worker != n || event.pushes != added_))
         return wrong("not added in the order of workers", n, of(n).waiting.front());
       if (of(n).count - of(n).waiting.size() != rounds())
         return wrong("added in the round of another", n, of(n).waiting.front());
@@ -215,8 +220,9 @@ class Tally {
     rounds_.push_back(value_);
   }
   void add_one() {
-    StoreEvent const event = (*log_)[seen_];
     if (rules_.adds == Adds::in_turn) skip_ended();
+    StoreEvent event = next_event();
+    if (log_ == nullptr) event = {StoreEvent::Kind::added, next_to_add(), added_};
     if (rules_.adds == Adds::in_turn && event.worker != turn_)
       return wrong("added before its turn", event.worker, 0);
     if (of(event.worker).waiting.empty() || event.pushes != added_)
@@ -224,6 +230,16 @@ class Tally {
     add(event.worker, value_, scale({event.worker}));
     of(event.worker).answer = value_;
     if (rules_.adds == Adds::in_turn) turn_ = next(turn_);
+  }
+  [[nodiscard]] StoreEvent next_event() const {
+    return log_ != nullptr && seen_ < log_->size() ? (*log_)[seen_] : StoreEvent{};
+  }
+  /// Of those whose pushes wait; on arrival there is only one.
+  [[nodiscard]] int next_to_add() const {
+    if (rules_.adds == Adds::in_turn) return turn_;
+    int n = 0;
+    while (workers_[static_cast<std::size_t>(n)].waiting.empty()) ++n;
+    return n;
   }
   [[nodiscard]] int next(int n) const { return (n + 1) % static_cast<int>(workers_.size()); }
   void skip_ended() {

@@ -41,6 +41,8 @@ class RemoteLayer {
 
   // Called by the worker.
 
+  /// A stream begins, to which nothing belongs that was pushed or asked for before.
+  void begin() noexcept { in_stream_ = false; }
   [[nodiscard]] bool acknowledged() const noexcept { return !unacknowledged_; }
   /// @pre acknowledged(); the lock need not be held
   void write_push(std::byte const* values, ByteRange part = {}) noexcept {
@@ -49,6 +51,7 @@ class RemoteLayer {
   /// @return  the message for the push, or part of one, that was written last; without its layer
   Message push(MessageKind kind, ByteRange part = {}) noexcept {
     std::uint64_t const bytes = std::min(part.last, this->bytes()) - part.first;
+    in_stream_ = true;
     if (kind == MessageKind::push_rest)
       return {.kind = kind, .number = pushes_ + 1, .bytes = bytes};
     unacknowledged_ = true;
@@ -64,6 +67,7 @@ class RemoteLayer {
   /// @return        the message that asks for the snapshot, without its layer
   Message ask(MessageKind kind, std::uint32_t rounds, ByteRange part = {}) noexcept {
     state_ = State::asked;
+    in_stream_ = true;
     rounds_ = rounds;
     part_ = {part.first, std::min(part.last, bytes())};
     std::uint64_t const late = kind == MessageKind::ask_rest   ? part.first
@@ -128,8 +132,9 @@ class RemoteLayer {
   /// @param stream  whether the worker's stream is still running
   template <class Say> void repeat(Say say, bool stream) const {
     if (reading()) say(Message{.kind = MessageKind::read});
-    if (stream && unacknowledged_) say(push_);
-    if (stream && state_ == State::asked) say(ask_);
+    if (!stream || !in_stream_) return;
+    if (unacknowledged_) say(push_);
+    if (state_ == State::asked) say(ask_);
   }
   /// The payload of a push, of a part of one, or of the first values.
   [[nodiscard]] std::span<std::byte const> payload(Message const& message) noexcept {
@@ -152,6 +157,7 @@ class RemoteLayer {
 
   State state_ = State::idle;
   bool unacknowledged_ = false;
+  bool in_stream_ = false;        // whether the last push or request is of the stream that runs
   std::uint32_t rounds_ = 0;      // asked for
   ByteRange part_{};              // likewise
   std::uint64_t pushes_ = 0;      // made

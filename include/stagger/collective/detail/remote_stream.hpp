@@ -113,7 +113,8 @@ class RemoteStream {
   }
 
   void choose(Message const& message) {
-    if (!stream_.is(message) || listener_ == nullptr) return;
+    if (!stream_.is(message) || listener_ == nullptr || !std::exchange(choice_asked_, false))
+      return;
     if (message.kind == MessageKind::scores)
       return listener_->late_scores(message.rounds, scores_, std::bit_cast<double>(message.number));
     bool const splits = message.number != 0;
@@ -127,6 +128,7 @@ class RemoteStream {
   mutable ServerSession session_;  // its lock guards the members below
   ParameterListener* listener_ = nullptr;
   std::vector<double> scores_;  // [layers] or which of them are late, if any may be
+  bool choice_asked_ = false;   // and not arrived yet
   StreamProgress stream_;
 };
 

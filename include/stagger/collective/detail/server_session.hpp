@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include <stagger/collective/messages.hpp>
@@ -32,7 +31,7 @@ namespace stagger::collective::detail {
 /// The queue of messages to send, and the state of the connection. The caller holds the lock in all
 /// calls but `connect`, `connected`, `leave` and those that are passed on to the connector.
 ///
-/// If the server goes on with streams over another connection, a thread of this class makes it.
+/// If the server goes on with streams over another connection, a thread beside the worker makes it.
 class ServerSession {
  public:
   using Lock = std::unique_lock<std::mutex>;
@@ -53,7 +52,7 @@ class ServerSession {
   [[gnu::cold]] void connect(MessageEnd& end, Message const& join, std::size_t count) {
     {
       Lock held = lock();
-      changed_.wait(held, [this] { return !busy_; });  // the thread ends if the session has failed
+      while (busy_) connector_->wait(held, changed_, deadline_s());  // until the thread gives up
       broken_ = mending_ = false;
       failure_ = nullptr;
       end_ = &end;
@@ -70,7 +69,7 @@ class ServerSession {
   }
   [[nodiscard]] bool connected() const {
     Lock const held = lock();
-    return transport_ != nullptr || mender_.joinable();
+    return transport_ != nullptr || mender_ != nullptr;
   }
   /// Closes the connection; the transport calls nothing after this.
   void leave() noexcept {
@@ -79,7 +78,7 @@ class ServerSession {
       leaving_ = true;
       changed_.notify_all();
     }
-    if (mender_.joinable()) mender_.join();
+    mender_ = nullptr;
     hang_up();
   }
 
@@ -89,7 +88,9 @@ class ServerSession {
   bool mend(std::exception_ptr const& why) noexcept {
     if (!resumes_ || !joined_ || failure_ || leaving_ || !is_io(why)) return false;
     try {
-      if (!mender_.joinable()) mender_ = std::thread([this] { keep_mending(); });
+      if (mender_ == nullptr)
+        mender_ = connector_->run_aside(
+            [](void* of) { static_cast<ServerSession*>(of)->keep_mending(); }, this);
     } catch (...) {
       return false;
     }
@@ -173,10 +174,8 @@ class ServerSession {
   /// Ends the session with an error. @return whether it had not ended before
   bool fail(std::exception_ptr why) noexcept {
     bool const first = !failure_ && !connecting_;
-    if (first)
-      end(std::move(why));
-    else if (!refusal_)
-      refusal_ = std::move(why);
+    if (!first && !refusal_) refusal_ = why;
+    if (first) end(std::move(why));
     changed_.notify_all();
     return first;
   }
@@ -228,7 +227,7 @@ class ServerSession {
   }
   void keep_mending() noexcept {
     for (Lock held = lock();;) {
-      changed_.wait(held, [this] { return leaving_ || broken_; });
+      while (!leaving_ && !broken_) connector_->wait(held, changed_, deadline_s());
       if (leaving_) return;
       broken_ = false;
       busy_ = true;
@@ -279,7 +278,7 @@ class ServerSession {
   MessageEnd* end_ = nullptr;
   Message join_;
   std::size_t count_ = 0;
-  std::thread mender_;
+  std::unique_ptr<Connector::Aside> mender_;
   std::shared_ptr<Transport> transport_;
 };
 
