@@ -141,6 +141,7 @@ TEST_CASE("vgg/model: groups that share dense layers allocate nothing after the 
   data.training.draw(1, 0, minibatch, batch);
   for (int const threads : {1, 2})
     for (char const* const schedule : {"1f1b", "zb-h1"}) {
+      using stagger::partition::Update;
       CAPTURE(threads, schedule);
       auto train = pipeline(minibatch).with(
           stagger::partition::LayerSplit{.group = 2, .threshold = 0},
@@ -150,6 +151,14 @@ TEST_CASE("vgg/model: groups that share dense layers allocate nothing after the 
         stagger::run(train.step(batch));
       REQUIRE(allocations_of([&] {
                 for (int step = 0; step < 3; ++step) stagger::run(train.step(batch));
+              }) == 0);
+      auto each_pass = pipeline(minibatch).with(
+          stagger::partition::LayerSplit<>{.group = 2, .threshold = 0, .update = Update::each_pass},
+          stagger::schedule::Named{.name = schedule}, sgd, stagger::loss::CrossEntropy<float>{},
+          stagger::host::Threads{threads}, stagger::Options{.replicas = {2}});
+      for (int step = 0; step < 7; ++step) stagger::run(each_pass.step(batch));
+      REQUIRE(allocations_of([&] {
+                for (int step = 0; step < 3; ++step) stagger::run(each_pass.step(batch));
               }) == 0);
     }
 }
