@@ -153,6 +153,35 @@ TEST_CASE("mpi/groups: the optimizer's state shared out, and groups of gradients
   }
 }
 
+TEST_CASE("mpi/groups: gradients that the library adds up are those of slices", "[mpi]") {
+  namespace collective = sg::collective;
+  using Layerwise = collective::AllReduce<collective::grouping::Layerwise>;
+  if (processes() != 4) return;
+  for (std::vector<int> const& counts : {std::vector{4}, std::vector{2, 2}})
+    for (bool const shards : {false, true}) {
+      Case of{.pattern = 11, .microbatches = 4, .counts = counts};
+      if (counts.size() == 2) of.cuts = {3};
+      of.options.clip_norm = 0.05;
+      CAPTURE(counts, shards);
+      auto const make = [&](collective::By by) {
+        return pipeline<double>(sg::mpi::Processes{}, of,
+                                Layerwise{.by = by, .shard_optimizer = shards});
+      };
+      auto library = make(collective::By::library);
+      auto slices = make(collective::By::slices);
+      for (int i = 0; i < 3; ++i) {
+        auto const data = batch<double>(i, 4, 17);
+        auto const metrics = sg::run(library.step(data));
+        auto const expected = sg::run(slices.step(data));
+        CHECK(metrics.loss == Approx(expected.loss).epsilon(1e-12));
+        CHECK(metrics.gradient_norm == Approx(expected.gradient_norm).epsilon(1e-12));
+      }
+      library.gather_parameters();
+      slices.gather_parameters();
+      CHECK(difference<double>(library, slices) < 1e-12);
+    }
+}
+
 namespace {
 
 /// Writes parameters and states of `from` into a folder, and reads them from there into `to`.
@@ -279,21 +308,51 @@ TEST_CASE("mpi/groups: a process holds values, gradients and states of its own p
   CHECK(train.memory().parameters == 3 * bytes);
 }
 
+TEST_CASE("mpi/groups: who holds the same piece shares its optimizer's state out, each of it once",
+          "[mpi]") {
+  if (processes() != 2 && processes() != 4) return;
+  auto const state_with = [&](bool shards) {
+    auto train =
+        sg::Pipeline{sg::Sequential{Linear<double>{inputs, 32, 1}, Linear<double>{32, 64, 2}}}.with(
+            sg::partition::LayerSplit{.group = 2, .threshold = 0},
+            sg::loss::MeanSquaredError<double>{}, sg::optimizer::AdamW{}, sg::mpi::Processes{},
+            sg::Options{.replicas = {4}},
+            sg::collective::AllReduce<sg::collective::grouping::Layerwise>{.shard_optimizer =
+                                                                               shards});
+    Batch<double> data;
+    data.inputs.push_back(numbers<double>(8, inputs, 1));
+    data.targets.push_back(numbers<double>(8, 64, 2));
+    sg::run(train.step(data));
+    return train.memory().optimizer_state;
+  };
+  // Two groups have each piece twice. Of two processes each has a group, of four each a member.
+  std::uint64_t const whole = state_with(false);
+  std::uint64_t const values = (inputs + 1) * 32 + (32 + 1) * 64;
+  CHECK(whole == (processes() == 2 ? 2 : 1) * sizeof(double) * values);
+  CHECK(state_with(true) == whole / 2);
+}
+
 namespace {
 
 /// So many weights, and no work.
 struct Weights {
   using Input = Matrix<float>;
   using Output = Matrix<float>;
-  std::size_t in, out;  // 0: it cannot be split
+  std::size_t in, out;
+  bool splits = true;
   sg::Parameter<> weight;
-  explicit Weights(std::size_t count) : in(0), out(0), weight("weight", count, &zeros, 1) {}
   Weights(std::size_t inputs_of, std::size_t outputs_of)
       : in(inputs_of), out(outputs_of), weight("weight", inputs_of * outputs_of, &zeros, 1) {}
+  static Weights convolutions(std::size_t count, std::size_t outputs_of) {
+    Weights all(1, outputs_of);
+    all.splits = false;
+    all.weight = {"weight", count, &zeros, 1};
+    return all;
+  }
   static void zeros(std::span<float>, std::uint64_t, double) {}
   auto parameters() { return std::tie(weight); }
-  [[nodiscard]] std::size_t inputs() const { return in; }
-  [[nodiscard]] std::size_t outputs() const { return out; }
+  [[nodiscard]] std::size_t inputs() const { return splits ? in : 0; }
+  [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
   [[nodiscard]] Weights part(int member, int members, sg::SplitBy) const {
     auto const mine =
         sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out);
@@ -302,22 +361,39 @@ struct Weights {
     own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
     return own;
   }
-  void forward(sg::Context&, Input const&, Output&, sg::NothingSaved&) const {}
-  void backward(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) const {}
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {
+    y.resize({x.extent(0), out});
+    y.fill(0);
+  }
+  void backward(sg::Context&, Input const& x, Output const&, Input& dx, sg::NothingSaved&) const {
+    dx.resize_like(x);
+    dx.fill(0);
+  }
 };
 
 }  // namespace
 
 TEST_CASE("mpi/groups: the paper's network, so many weights in a process", "[mpi]") {
-  if (processes() == 3) return;
+  int const members = processes();
+  if (members == 3) return;
   auto train =
-      sg::Pipeline{sg::Sequential{Weights{1'734'336}, Weights{4096, 1024}, Weights{1024, 1024},
-                                  Weights{1024, 10}}}
-          .with(sg::partition::LayerSplit{.group = processes()}, optimizer(), sg::mpi::Processes{},
-                sg::loss::MeanSquaredError<float>{}, sg::Options{.replicas = {processes()}});
-  train.prepare(1);
-  std::uint64_t const weights[] = {0, 6'987'456, 4'366'016, 0, 3'055'296};
-  CHECK(train.memory().optimizer_state == sizeof(float) * weights[processes()]);
+      sg::Pipeline{sg::Sequential{Weights::convolutions(1'734'336, 4096), Weights{4096, 1024},
+                                  Weights{1024, 1024}, Weights{1024, 10}}}
+          .with(sg::partition::LayerSplit{.group = members}, optimizer(), sg::mpi::Processes{},
+                sg::loss::MeanSquaredError<float>{}, sg::Options{.replicas = {members}});
+  auto const rows = static_cast<std::size_t>(members);
+  Batch<float> data;
+  data.inputs.push_back(numbers<float>(rows, 1, 1));
+  data.targets.push_back(numbers<float>(rows, 10, 2));
+  sg::run(train.step(data));
+  std::uint64_t const weights[] = {0, 6'987'456, 4'366'016, 0, 3'055'296, 0, 0, 0, 2'399'936};
+  // Values, gradients and momentum; and the gradients of what further replicas have as well.
+  std::uint64_t const taken = 1'734'336 * (rows - 1);
+  CHECK(train.memory().parameters == sizeof(float) * (3 * weights[members] + taken));
+  CHECK(train.memory().optimizer_state == sizeof(float) * weights[members]);
+  double const saved[] = {0, 0, 0.375, 0, 0.563, 0, 0, 0, 0.657};
+  double const share = static_cast<double>(weights[members]) / static_cast<double>(weights[1]);
+  CHECK(1 - share == Approx(saved[members]).margin(5e-4));
 }
 
 namespace {

@@ -6,7 +6,8 @@
 // it is about to send its K-th message after its last backward: among these are those that say that
 // it has finished. With shard-sum-K every process has the optimizer's state of a part of the
 // stage, and process 1 is killed when it is about to send its K-th message from the first one on
-// that hands over what it has updated.
+// that hands over what it has updated. With "group" in WHAT the processes share two layers, and
+// process 1 is at fault in a backward whose gradient the others wait for.
 
 #include <signal.h>
 
@@ -16,16 +17,20 @@
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
+#include <stagger/core/tensor.hpp>
+#include <stagger/engine/groups.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/processes.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/partition/cuts.hpp>
+#include <stagger/partition/layer_split.hpp>
 
 #include "meeting.hpp"
 #include "trap_model.hpp"
@@ -56,21 +61,70 @@ void (*fault(std::string const& what))() {
   return [] { throw sg::Error(sg::Errc::bad_data, "a value is not finite"); };
 }
 
-/// Whether values have the same bits, and so the part of the optimizer's state that is here.
-template <class Train, class Alone> bool same_shards(Train& train, Alone& alone, int process) {
+/// Whether the part of the optimizer's state that is here has the same bits, and so all values, or
+/// their part.
+template <class Train, class Alone>
+bool same_shards(Train& train, Alone& alone, int process, bool all_values) {
   auto const a = train.parameters();
   auto const b = alone.parameters();
   bool same = true;
   for (std::size_t i = 0; i < a.size(); ++i) {
-    same = same && std::ranges::equal(a[i].value, b[i].value);
     std::size_t const third = a[i].value.size() / 3;
-    for (std::size_t s = 0; s < 2; ++s)
-      same = same && std::ranges::equal(
-                         a[i].state[s].subspan(static_cast<std::size_t>(process) * third, third),
-                         b[i].state[s].subspan(static_cast<std::size_t>(process) * third, third));
+    auto const equal = [&](auto const& x, auto const& y) {
+      std::size_t const first = static_cast<std::size_t>(process) * third;
+      return std::ranges::equal(x.subspan(first, third), y.subspan(first, third));
+    };
+    same = same && (all_values ? std::ranges::equal(a[i].value, b[i].value)
+                               : equal(a[i].value, b[i].value));
+    for (std::size_t s = 0; s < 2; ++s) same = same && equal(a[i].state[s], b[i].state[s]);
   }
   return same;
 }
+
+/// A dense layer without bias, of which members have outputs.
+struct Dense {
+  using Input = sg::Tensor<>;
+  using Output = sg::Tensor<>;
+  int layer;
+  std::size_t in, out;
+  sg::Parameter<> weight;  // [out][in]
+  Dense(int number, std::size_t inputs_of, std::size_t outputs_of)
+      : layer(number),
+        in(inputs_of),
+        out(outputs_of),
+        weight("weight", std::vector<float>(in * out, 0.5F)) {}
+  auto parameters() { return std::tie(weight); }
+  [[nodiscard]] std::size_t inputs() const { return in; }
+  [[nodiscard]] std::size_t outputs() const { return out; }
+  [[nodiscard]] Dense part(int member, int members, sg::SplitBy) const {
+    auto const mine = sg::features_of(member, members, out);
+    Dense own = *this;
+    own.out = mine.size();
+    own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
+    return own;
+  }
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    meet(context, layer, false);
+    auto const w = context[weight];
+    y.resize({x.extent(0), out});
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      y[i] = 0;
+      for (std::size_t c = 0; c < in; ++c) y[i] += w[i % out * in + c] * x[i / out * in + c];
+    }
+  }
+  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx,
+                sg::NothingSaved&) const {
+    meet(context, layer, true);
+    auto const w = context[weight];
+    dx.resize_like(x);
+    dx.fill(0);
+    for (std::size_t i = 0; i < dy.size(); ++i)
+      for (std::size_t c = 0; c < in; ++c) {
+        dx[i / out * in + c] += dy[i] * w[i % out * in + c];
+        context.gradient(weight)[i % out * in + c] += dy[i] * x[i / out * in + c];
+      }
+  }
+};
 
 /// Takes steps; in the sixth process 1 is at fault.
 /// @param own  a parameter of this process's
@@ -78,6 +132,7 @@ template <class Train, class Alone, class Batch>
 int run(std::string const& what, int process, Train& train, Alone& alone, Batch const& batch,
         std::size_t own, Trap at) {
   bool const shards = what.find("shard") != std::string::npos;
+  bool const pieces = what.find("group") != std::string::npos;
   for (int step = 0; step < 10; ++step) {
     at.spring = fault(what);
     if (step == 5 && process == 1) trap = at;
@@ -86,9 +141,9 @@ int run(std::string const& what, int process, Train& train, Alone& alone, Batch 
       sg::run(train.step(batch));
     } catch (sg::Error const& e) {
       std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - start;
-      bool const same = shards ? same_shards(train, alone, process)
-                               : train.parameters()[own].template values<float>()[0] ==
-                                     alone.parameters()[own].template values<float>()[0];
+      bool const same = shards || pieces ? same_shards(train, alone, process, shards)
+                                         : train.parameters()[own].template values<float>()[0] ==
+                                               alone.parameters()[own].template values<float>()[0];
       bool const whole = same && train.steps() == step;
       std::printf("FAULT rank %d after %.1f s, %s update at step %d: %s\n", process, waited.count(),
                   whole ? "no partial" : "A PARTIAL", step, e.what());
@@ -110,7 +165,8 @@ int run(std::string const& what) {
   MPI_Comm_size(MPI_COMM_WORLD, &processes);
   meeting.emplace();
   sg::Options options{.deadline_s = deadline_s};
-  if (what.find("sum") == std::string::npos) {
+  bool const groups = what.find("group") != std::string::npos;
+  if (what.find("sum") == std::string::npos && !groups) {
     auto const made = [&](auto device) {
       std::vector<Scale> layers;
       for (int l = 0; l < processes; ++l) layers.push_back(Scale{.layer = l});
@@ -123,6 +179,24 @@ int run(std::string const& what) {
                {.layer = 1, .microbatch = what.find("die-") == 0 ? 3 : 2, .backward = true});
   }
   options.replicas = {processes};
+  if (groups) {
+    options.clip_norm = 0.5;
+    auto const made = [&](auto device) {
+      return sg::Pipeline{sg::Sequential{Dense{0, 2, 6}, Dense{1, 6, 3}}}.with(
+          sg::partition::LayerSplit{.group = 3, .threshold = 0}, device, options,
+          sg::loss::MeanSquaredError<>{}, sg::optimizer::AdamW{});
+    };
+    auto train = made(sg::mpi::Processes{});
+    auto alone = made(sg::host::Threads{1});
+    sg::Batch<sg::Tensor<>, sg::Tensor<>> shared;
+    for (int m = 0; m < 2; ++m) {
+      shared.inputs.push_back(sg::Tensor<>({3, 2}));
+      shared.inputs.back().fill(static_cast<float>(1 + m));
+      shared.targets.push_back(sg::Tensor<>({3, 3}));
+    }
+    return run(what, process, train, alone, shared, 0,
+               {.layer = 1, .microbatch = 1, .backward = true});
+  }
   sg::Batch<Numbers, Numbers> const batch{{{1, 2, 3}, {4, 5, 6}}, {{1, 2, 3}, {4, 5, 6}}};
   bool const shards = what.find("shard") != std::string::npos;
   sg::collective::AllReduce<sg::collective::grouping::Layerwise> const policy{.shard_optimizer =
