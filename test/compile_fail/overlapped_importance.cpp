@@ -7,6 +7,7 @@
 #include "half.hpp"
 
 #include <stagger/collective/parameter_server.hpp>
+#include <stagger/engine/run_together.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
 
 namespace osp = sg::staleness::overlapped;

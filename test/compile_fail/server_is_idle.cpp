@@ -7,6 +7,7 @@
 #include "half.hpp"
 
 #include <stagger/collective/parameter_server.hpp>
+#include <stagger/engine/run_together.hpp>
 #include <stagger/schedule/pipe_dream.hpp>
 
 int main() {

@@ -81,10 +81,10 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
 /// Carries out a compute instruction of a rank whose actions are recorded or counted.
 [[gnu::noinline]] inline void run_watched(Machine& machine, RankState& rank, Instruction const& in,
                                           Clock clock) {
-  if (rank.record && clock.read != nullptr)
-    run_recorded(rank, in, clock);
-  else
-    run_compute(rank, in);
+  bool const timed = rank.record && clock.read != nullptr;
+  double const start_s = timed ? clock() : 0;
+  run_compute(rank, in);
+  if (timed) record(rank, in, start_s, clock());
   if (machine.traffic.uneven()) machine.traffic.made(rank, in);
 }
 

@@ -13,10 +13,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/not_a_backend.hpp>
-#include <stagger/engine/detail/overlapped_exchange.hpp>
 #include <stagger/engine/detail/session_on.hpp>
-#include <stagger/engine/detail/step_exchange.hpp>
-#include <stagger/engine/detail/stream_exchange.hpp>
 
 namespace stagger::detail {
 

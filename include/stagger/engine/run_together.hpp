@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Steps of several pipelines at once: workers that train one model.
+/// @file   Steps of several pipelines at once: workers that train one model, and what each of them
+///         exchanges with their parameter server.
 
 #include <cstddef>
 #include <exception>
@@ -14,7 +15,13 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/engine/setup.hpp>
 #include <stagger/engine/step.hpp>
+#ifndef STAGGER_SEPARATE_COMPILATION
+#include <stagger/engine/detail/overlapped_exchange.hpp>
+#include <stagger/engine/detail/step_exchange.hpp>
+#include <stagger/engine/detail/stream_exchange.hpp>
+#endif
 
 namespace stagger {
 
@@ -56,6 +63,25 @@ class Steps {
 };
 
 namespace detail {
+
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template std::unique_ptr<Exchange> make_exchange<LocalExchange>(
+    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
+extern template std::unique_ptr<Exchange> make_exchange<OverlappedExchange>(
+    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
+extern template std::unique_ptr<Exchange> make_exchange<StepExchange>(
+    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
+extern template std::unique_ptr<Exchange> make_exchange<StreamExchange>(
+    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
+#endif
+
+template <> struct ExchangeTable<WithServer> {
+  template <class Made> static constexpr auto make = &make_exchange<Made>;
+};
 
 /// The pipelines that run together, and the progress of each.
 class Together {

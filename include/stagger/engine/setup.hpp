@@ -69,29 +69,24 @@ class LocalExchange;
 class OverlappedExchange;
 class StepExchange;
 class StreamExchange;
-/// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it, so that a
-/// program which only names it need not include the engine.
+/// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it.
 template <class Made>
 std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
                                         Machine& machine, StalenessModel const& staleness,
                                         std::shared_ptr<void const> const& kept);
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template std::unique_ptr<Exchange> make_exchange<LocalExchange>(
-    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-extern template std::unique_ptr<Exchange> make_exchange<OverlappedExchange>(
-    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-extern template std::unique_ptr<Exchange> make_exchange<StepExchange>(
-    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-extern template std::unique_ptr<Exchange> make_exchange<StreamExchange>(
-    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-#endif
 
-/// Stands for the engine's functions for groups. They take a while to compile, so only programs
-/// with groups include them: <stagger/engine/groups.hpp> has the definition for this tag.
+/// Stands for what the engine does with a parameter server. Only programs with one compile it:
+/// <stagger/engine/run_together.hpp> has the definition for this tag.
+struct WithServer {};
+template <class Tag> struct ExchangeTable {
+  static_assert(!std::is_same_v<Tag, WithServer>,
+                "stagger: workers of a parameter server need one more header: include "
+                "<stagger/engine/run_together.hpp>");
+  template <class> static constexpr std::nullptr_t make = nullptr;
+};
+
+/// Stands for the engine's functions for groups, likewise: <stagger/engine/groups.hpp> has the
+/// definition for this tag.
 struct WithGroups {};
 template <class Tag> struct GroupTable {
   static_assert(!std::is_same_v<Tag, WithGroups>,

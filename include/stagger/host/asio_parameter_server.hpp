@@ -36,6 +36,7 @@
 #include <stagger/collective/remote_link.hpp>
 #include <stagger/collective/server_connection.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/engine/run_together.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/host/detail/asio_connection.hpp>
 #include <stagger/model/optimizer.hpp>

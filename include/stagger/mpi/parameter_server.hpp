@@ -18,6 +18,7 @@
 #include <stagger/collective/handshake.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/engine/run_together.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/model/optimizer.hpp>
 #include <stagger/mpi/detail/agreement.hpp>

@@ -138,7 +138,8 @@ template <class... Stage> class Pipeline {
         using Exchanges = std::conditional_t<
             AveragingPolicy<Staleness>, LocalExchange,
             std::conditional_t<Staleness::synchronous, Stepping, StreamExchange>>;
-        setup.server = {worker.link(), &make_exchange<Exchanges>};
+        using Tag = std::conditional_t<sizeof(Collective) != 0, WithServer, void>;
+        setup.server = {worker.link(), ExchangeTable<Tag>::template make<Exchanges>};
       } else if constexpr (!std::same_as<Collective, DefaultCollective>) {
         setup.grouping = grouping_of(kept->collective);
       }

@@ -213,13 +213,9 @@ struct Clock {
   return run_backward(rank, stage, in);
 }
 
-/// The same, with the clock read before and after, and what is in flight counted.
-/// @param now_s  () -> seconds since the step began
-template <class Now>
-[[gnu::noinline]] void run_recorded(RankState& rank, Instruction const& in, Now now_s) {
-  double const start_s = now_s();
-  run_compute(rank, in);
-  rank.spans.push_back({action_of(in), start_s, now_s(), in.op == Op::recompute});
+/// Records a compute instruction that has been carried out, and counts what is in flight.
+inline void record(RankState& rank, Instruction const& in, double start_s, double end_s) {
+  rank.spans.push_back({action_of(in), start_s, end_s, in.op == Op::recompute});
   if (!rank.cells[in.cell].opens) return;
   if (in.op == Op::forward) rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
   if (gives_weight_gradient(in.op)) --rank.in_flight;
