@@ -145,7 +145,7 @@ int connection(std::string const& text) {
   framed::Hello const expected;
   Nowhere transport;
   auto const reader = std::make_unique<framed::FrameReader>(&expected);
-  auto const end = std::make_unique<remote::ServerConnection>(server.home(), rules);
+  auto const end = std::make_unique<remote::ServerConnection>(server.in_process(), rules);
   end->carried_by(transport);
   try {
     for (std::size_t at = 0; at < text.size();) {

@@ -128,7 +128,9 @@ class ParameterServer {
     return detail::missed_of(*server_, worker, layer);
   }
   /// For the servers that accept workers of other processes.
-  [[nodiscard]] std::shared_ptr<detail::ServerInProcess> const& home() const { return server_; }
+  [[nodiscard]] std::shared_ptr<detail::ServerInProcess> const& in_process() const {
+    return server_;
+  }
 
  private:
   std::shared_ptr<detail::ServerInProcess> server_;

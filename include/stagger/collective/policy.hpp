@@ -64,7 +64,7 @@ struct Backward;    // collective/iteration.hpp: times and gradients of a stage'
 struct LayerGroup;  // likewise: consecutive layers, counted from 1
 struct CostLine;    // collective/alpha_beta.hpp: start-up and time per byte of a sum
 
-/// What adds up.
+/// The way in which gradients are added up.
 enum class By : std::uint8_t {
   /// Replica p of n adds up part p of each layer, in the order of replicas, and the others receive
   /// the sum (a reduce-scatter and an all-gather). Bits do not depend on the device, the groups or

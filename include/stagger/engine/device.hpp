@@ -73,7 +73,7 @@ struct DeviceTraits {
   bool starts_together = false;  ///< StartsTogether: several processes begin and fail a step as one
 };
 
-/// Where the ranks run. The part of the concept that `with` asks of the policy itself.
+/// A device policy: the part of the concept that `with` requires of the policy itself.
 template <class D>
 concept DevicePolicy = std::copyable<D> && std::same_as<typename D::policy_tag, DeviceTag> &&
                        requires(D const& device) {
@@ -86,7 +86,7 @@ concept DevicePolicy = std::copyable<D> && std::same_as<typename D::policy_tag, 
 
 namespace detail {
 
-/// What a session asks of every back end.
+/// The requirements of a session on every back end.
 template <class B>
 concept Backend = requires(B& backend, std::vector<int> const& place, std::coroutine_handle<> then,
                            std::exception_ptr failure) {
@@ -109,7 +109,7 @@ concept RunsAhead = requires(B& backend, B const& seen, std::size_t slot, double
   seen.require_present();                                  // throws where the device is lost
 };
 
-/// A back end of several processes, which begin what has a number together.
+/// A back end of several processes, which begin each numbered request together.
 template <class B>
 concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr why) {
   backend.open(std::uint32_t{}, true);         // true: no step follows

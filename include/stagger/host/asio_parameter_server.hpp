@@ -373,7 +373,7 @@ class AsioParameterServer {
                                                   stagger::detail::late_calls_of<S>);
     rules.model_bytes = options.model_bytes;
     listener_ =
-        std::make_unique<detail::framed::Listener>(server.home(), std::move(rules), options);
+        std::make_unique<detail::framed::Listener>(server.in_process(), std::move(rules), options);
   }
 
   /// The port on which it listens.

@@ -35,7 +35,7 @@
 ///   }
 /// };
 /// @endcode
-/// What lacks the function gets "stagger: not a PartitionPolicy: it needs ...".
+/// A type that lacks the function gets "stagger: not a PartitionPolicy: it needs ...".
 
 #include <stagger/core/requirements.hpp>
 

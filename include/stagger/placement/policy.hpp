@@ -9,13 +9,13 @@
 ///
 /// Allocations (NodePartition, EqualDistribution: placement/allocation.hpp, HybridDistribution) and
 /// fills (FreshFirst, AppendFirst, ScatterFirst: placement/fill.hpp) choose devices of a cluster
-/// for a planner; they are no policies of a pipeline.
+/// for a planner; they are not policies of a pipeline.
 ///
 /// | member | when it is asked | |
 /// |---|---|---|
 /// | `place(ranks, places)` | once, in `with` | [ranks] a place for each, 0 <= place < places; replicas of one position are ranks that follow each other |
 ///
-/// The engine promises: an answer of another length, or with a place that there is not, is refused
+/// The engine promises: a result of another length, or with a place that does not exist, is refused
 /// before anything runs; a device that cannot obey a placement refuses it (`obeys_placement`,
 /// engine/device.hpp). The bits of a step do not depend on the places.
 ///
@@ -30,7 +30,7 @@
 ///   }
 /// };
 /// @endcode
-/// What lacks the function gets "stagger: not a PlacementPolicy: it needs ...".
+/// A type that lacks the function gets "stagger: not a PlacementPolicy: it needs ...".
 
 #include <stagger/core/requirements.hpp>
 

@@ -34,10 +34,10 @@
 /// | `weight_versions(shape, rank)` | by `evaluate`, where it does not flush | how many versions of its weights a rank keeps |
 /// | `facts()` | once, in `with`; optional | `Facts`, of a schedule chosen while the program runs |
 ///
-/// The engine promises: a table is copied, and never asked for twice for the same numbers while its
-/// program is kept; what is not proven is verified, and refused with the first fault in one
-/// sentence; every rank runs its row in the order that it has. The bits of a step depend on the
-/// order of the backward actions of each stage, and on nothing else of it.
+/// The engine promises: a table is copied, and not requested again for the same numbers while its
+/// program is kept; a table that is not proven is verified, and refused with its first fault in one
+/// sentence; every rank runs its row in the given order. The bits of a step depend on the order of
+/// the backward actions of each stage, and on nothing else of it.
 ///
 /// In examples/14_own_policies.cpp:
 /// @code

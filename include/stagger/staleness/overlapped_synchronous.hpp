@@ -25,8 +25,8 @@ namespace stagger::staleness {
 
 /// At the end of a step, workers wait for the gradients of urgent layers as in bulk synchronous
 /// parallelism. Those of the late layers are exchanged while the next step computes, with a
-/// prediction in their place. At its end the weights contain the gradients of all workers, and are
-/// equal on all workers.
+/// prediction in their place. At the end of that step the weights contain the gradients of all
+/// workers, and are equal on all of them.
 ///
 /// The server chooses the late layers: after step i it scores each layer by the gradients of step i
 /// and the values at which they were taken. The layers with the lowest scores, within a budget of

@@ -36,13 +36,13 @@
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
 /// | `needs(minibatch)` | laying out | how many pushes of every worker, from the first one, its weights must contain; they contain at least what those of the previous minibatch did |
 ///
-/// `version` is asked before anything runs, with positions in the table: it answers the same for
-/// the same numbers, and knows no times.
+/// `version` is called before anything runs, with positions in the table: it must return the same
+/// for the same numbers, and cannot depend on times.
 ///
-/// The engine promises: backward sees the weights that forward saw; a version lives until its last
-/// reader is done, and no longer; the table decides which gradients are in which update, so that
-/// the bits do not depend on the speed of the ranks; a stream that fails leaves the parameters from
-/// before it.
+/// The engine promises: backward sees the weights that forward saw; a version is kept until its
+/// last reader is done, and no longer; the table decides which gradients are in which update, so
+/// that the bits do not depend on the speed of the ranks; a stream that fails leaves the parameters
+/// from before it.
 ///
 /// In examples/14_own_policies.cpp:
 /// @code
@@ -53,8 +53,8 @@
 ///   int version(int, int available) const { return available / 2 * 2; }
 /// };
 /// @endcode
-/// What lacks a member gets "stagger: not a StalenessPolicy: it needs ...", which names it; a
-/// version that is not there yet gets an Error that names stage and microbatch.
+/// A type that lacks a member gets "stagger: not a StalenessPolicy: it needs ...", which names it;
+/// a version that has not been made yet gets an Error that names stage and microbatch.
 
 #include <stagger/core/requirements.hpp>
 

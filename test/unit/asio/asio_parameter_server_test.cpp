@@ -157,7 +157,7 @@ class Client {
 
 /// Whether worker `n` has pushed something in its first stream.
 template <class Server> bool begun(Server const& server, int n) {
-  return server.server.home()->pushes(n, 0) != 0;
+  return server.server.in_process()->pushes(n, 0) != 0;
 }
 
 }  // namespace

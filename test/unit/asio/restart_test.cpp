@@ -50,7 +50,7 @@ template <class Optimizer> class OnPort {
         std::uint32_t now = seen;
         while (now == seen && !over_.load()) {
           std::this_thread::yield();
-          if (!server_->home()->wants_values()) now = server_->home()->pushes(0, 0);
+          if (!server_->in_process()->wants_values()) now = server_->in_process()->pushes(0, 0);
         }
         if (over_.load()) return;
         seen = now;

@@ -127,7 +127,7 @@ template <class Optimizer> class Remote {
     remote::ServerConnection connection;
     Courier courier;
     Both(Remote const& to, remote::MessageEnd& end)
-        : connection(to.server_.home(), to.rules_), courier(end, connection) {}
+        : connection(to.server_.in_process(), to.rules_), courier(end, connection) {}
     void wake() noexcept override { courier.wake(); }
     void close() noexcept override { courier.close(); }
   };
