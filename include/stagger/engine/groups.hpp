@@ -65,7 +65,8 @@ class GroupDivision {
       numbers.push_back(of_model_[l].number);
     }
     GroupChoice const& choice = setup_.groups;
-    plan = partition::plan_split(features, {choice.members, choice.threshold, choice.pairs});
+    plan =
+        partition::plan_split(features, {choice.members, choice.threshold, choice.pairs}, numbers);
     if (plan.first == features.size()) return model_;
     if (choice.each_pass) require_alone();
     if (setup_.options.replicas.empty() && choice.members > 1)

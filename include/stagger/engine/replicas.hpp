@@ -72,7 +72,6 @@ struct ReplicaChecks {
   [[gnu::cold]] static void require_rows(Machine const& machine, schedule::Table const& table,
                                          bool target_has_rows) {
     if (auto const* const grouped = machine.model.grouped.get(); grouped != nullptr) {
-      grouped->ops->require_pieces(machine.model);
       static_cast<void>(grouped->ops->table(*grouped, table, machine.model.options.replicas));
       return;  // exchanges between sections are only known once a program is laid out
     }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -102,6 +103,8 @@ template <class T = float> class Parameter {
     own.size_ = of.size();
     own.piece_ = of;
     own.piece_.whole = size_;
+    if (of.size() != 0 && of.element(of.size() - 1) >= size_)
+      throw std::out_of_range("a piece of the parameter '" + name_ + "' ends behind it");
     if (fill_ != nullptr) return own;
     own.initial_.clear();
     own.initial_.reserve(of.size());

@@ -150,13 +150,18 @@ struct SplitChain {
 /// Decides which layers of a chain a group shares. Before the first of them a rank works on its own
 /// rows, after it on those of its group. In front of the first layer nothing is exchanged, since
 /// every rank has the whole batch.
-/// @throws Error  bad_configuration for a group below 1, mismatch for a layer whose inputs are not
-///                the previous layer's outputs
+/// @param numbers  as of SplitChain, for messages
+/// @throws Error  bad_configuration for a group below 1 or a threshold that is no number of at
+///                least 0, mismatch for a layer whose inputs are not the previous layer's outputs
 [[nodiscard]] constexpr SplitPlan plan_split(std::span<LayerFeatures const> layers,
-                                             SplitRules const& rules) {
+                                             SplitRules const& rules,
+                                             std::span<int const> numbers = {}) {
   if (rules.group < 1)
     raise(Errc::bad_configuration, "a group of ", counted(rules.group, "rank"),
           " cannot share layers; use at least 1");
+  if (!(rules.threshold >= 0))
+    raise(Errc::bad_configuration, "a threshold of ", rules.threshold,
+          " operations for each element does not tell which layers to split; use 0 or more");
   auto const members = static_cast<std::size_t>(rules.group);
   SplitPlan plan{.members = rules.group};
   Held held = Held::rows;
@@ -165,8 +170,9 @@ struct SplitChain {
     LayerFeatures const& layer = layers[l];
     bool const known = layer.inputs != 0 && layer.outputs != 0;
     if (known && features != 0 && layer.inputs != features)
-      raise(Errc::mismatch, "layer ", l, " takes ", counted(layer.inputs, "feature"), ", but ",
-            features, " arrive; let its inputs() be the outputs() of the layer before it");
+      raise(Errc::mismatch, "layer ", l < numbers.size() ? numbers[l] : static_cast<int>(l),
+            " takes ", counted(layer.inputs, "feature"), ", but ", features,
+            " arrive; let its inputs() be the outputs() of the layer before it");
     bool const pays = members > 1 && worth_splitting(layer, rules);
     PlannedLayer planned;
     planned.arriving = known ? layer.inputs : features;

@@ -181,7 +181,7 @@ class Trainer {
   [[nodiscard]] Optimizer& optimizer() noexcept { return *optimizer_; }
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
-  /// call. On a GPU it is a copy, which the next step reads back: ask again after that step.
+  /// call. On a GPU, and of layers that groups split, a copy, valid until the next step reads it back.
   [[nodiscard]] std::vector<ParameterState> parameters() { return states(false); }
   /// The same with values only for the parameters that this process has; the others have only
   /// names. Over processes, which those are is known after `prepare` or a step.

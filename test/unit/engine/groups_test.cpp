@@ -583,3 +583,78 @@ TEST_CASE("engine/groups: parts that do not make a whole are refused", "[engine]
                     "a member of a group has 4 columns of a value, where 5 were expected; let "
                     "part() of the layers take and give what features_of() says");
 }
+
+namespace {
+
+/// Gives every member the first half of the parameters.
+struct FirstHalf : Linear<double> {
+  using Linear::Linear;
+  [[nodiscard]] FirstHalf part(int, int members, sg::SplitBy by) const {
+    FirstHalf own = *this;
+    static_cast<Linear&>(own) = Linear::part(0, members, by);
+    return own;
+  }
+};
+
+/// Names the bias of one member otherwise.
+struct Renamed : Linear<double> {
+  using Linear::Linear;
+  [[nodiscard]] Renamed part(int member, int members, sg::SplitBy by) const {
+    Renamed own = *this;
+    static_cast<Linear&>(own) = Linear::part(member, members, by);
+    if (member == 1)
+      own.bias = sg::Parameter<double>("offset", numbers(out, 1)).piece({.first = 4, .length = 4});
+    return own;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/groups: pieces are refused before the first step, whatever the schedule takes",
+          "[engine]") {
+  Made threes = made(sg::schedule::OneFOneB{});
+  threes.make = [](sg::Shape shape) {
+    if (shape.microbatches % 3 != 0)
+      throw sg::Error(sg::Errc::bad_configuration, "give a multiple of 3 microbatches");
+    return sg::schedule::table_of(sg::schedule::OneFOneB{}, shape);
+  };
+  auto const make = [&](auto layer) {
+    static_cast<void>(
+        sg::Pipeline{sg::Sequential{std::move(layer), Linear<double>{8, outputs, 2}}}.with(
+            sg::partition::LayerSplit{.group = 2, .threshold = 0}, threes,
+            sg::loss::MeanSquaredError<double>{}, sg::Options{.replicas = {2}}));
+  };
+  CHECK_THROWS_WITH(make(FirstHalf{inputs, 8, 1}),
+                    "the parameter 'weight' of layer 0 has 48 elements in the parts of 2 members "
+                    "and 48 in the whole; let part() give each member a Parameter::piece of it, "
+                    "and each element to one of them");
+  CHECK_THROWS_WITH(make(Renamed{inputs, 8, 1}),
+                    "the parts of layer 0 have different parameters; let parameters() list the "
+                    "same ones for every part");
+}
+
+TEST_CASE("engine/groups: a layer that groups take as two counts as one in messages", "[engine]") {
+  CHECK_THROWS_WITH(
+      (sg::Pipeline{sg::Sequential{ScaledSquares{}, ScaledSquares{}, Linear<double>{6, outputs, 2}}}
+           .with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+                 sg::loss::MeanSquaredError<double>{}, sg::Options{.replicas = {2}})),
+      "layer 2 takes 6 features, but 7 arrive; let its inputs() be the outputs() of the layer "
+      "before it");
+}
+
+TEST_CASE("engine/groups: parameters shown twice are the same memory until the next step",
+          "[engine]") {
+  auto train = pipeline<double>(sg::host::Threads{1}, {.members = 2});
+  auto const first = train.parameters();
+  auto const name = std::string("1.weight");
+  auto const of = [&](auto const& states) {
+    return *std::find_if(states.begin(), states.end(),
+                         [&](auto const& s) { return s.name == name; });
+  };
+  of(first).template values<double>()[0] = 5;
+  CHECK(of(train.parameters()).template values<double>()[0] == 5);
+  of(first).template values<double>()[0] = 7;
+  CHECK(of(train.parameters()).template values<double>().data() ==
+        of(first).template values<double>().data());
+  CHECK(of(train.parameters()).template values<double>()[0] == 7);
+}

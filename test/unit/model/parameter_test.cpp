@@ -49,5 +49,8 @@ TEST_CASE("model/Parameter: pieces by outputs and by inputs are cut from the fir
         CHECK(times == std::vector<int>(numbers.size(), 1));
       }
   CHECK(given.piece({}).size() == 0);
+  sg::ParameterPiece const behind{.first = inputs * outputs - 1, .length = 2};
+  CHECK_THROWS_AS(given.piece(behind), std::out_of_range);
+  CHECK_THROWS_AS(filled.piece(behind), std::out_of_range);
   CHECK(given.piece().whole == 0);
 }

@@ -286,6 +286,11 @@ TEST_CASE("partition/SplitPlan: what does not fit is refused in one sentence", "
                     "the layer before it");
   CHECK_THROWS_WITH(plan_split({}, {.group = 0}),
                     "a group of 0 ranks cannot share layers; use at least 1");
+  CHECK_THROWS_WITH(plan_split(layers, {.group = 2}, std::vector{3, 3}),
+                    Catch::Contains("layer 3 takes 5 features"));
+  CHECK_THROWS_WITH(plan_split(layers, {.group = 2, .threshold = std::nan("")}),
+                    "a threshold of nan operations for each element does not tell which layers to "
+                    "split; use 0 or more");
   auto const plan = plan_split(vgg(), {.group = 4});
   CHECK_THROWS_WITH(parameters_of(plan, layers, 0),
                     "a plan for 17 layers does not belong to a chain of 2; give the layers it was "

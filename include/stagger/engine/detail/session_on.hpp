@@ -87,6 +87,7 @@ class MachineSession : public Session {
     machine_.set_grouping(setup.grouping);
     machine_.model.optimizer = setup.optimizer;
     machine_.model.division = setup.division;
+    if (setup.grouped != nullptr) setup.grouped->ops->require_pieces(machine_.model);
     if (setup.server.link != nullptr)
       machine_.exchange(
           setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));
