@@ -54,6 +54,9 @@ void Settings::check() const {
     cli::refuse("--update knows no '" + update + "'; there are: accumulate, each-pass");
   if (each_pass() && linear)
     cli::refuse("--update each-pass has no dense layers to update with --linear; leave one out");
+  if (each_pass() && period > 0)
+    cli::refuse(
+        "--update each-pass is for one group alone, and --period is for several; leave one out");
   if (each_pass() && mp != workers)
     cli::refuse("--update each-pass is for one group alone, and --mp " + std::to_string(mp) +
                 " makes several of --workers " + std::to_string(workers) +

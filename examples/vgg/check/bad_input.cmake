@@ -29,6 +29,7 @@ refused("--batch 32 cannot be shared by 3 groups that --period averages; use a m
 refused("--microbatches 9 .*use 1 to 8" --workers 4 --period 2 --batch 32 --microbatches 9)
 refused("--workers 12 cannot share 8 images of a microbatch; use at most 8" --workers 12 --mp 3 --period 2)
 refused("--update knows no 'sometimes'; there are: accumulate, each-pass" --update sometimes)
+refused("--update each-pass is for one group alone, and --period is for several; leave one out" --update each-pass --workers 4 --mp 2 --period 2)
 refused("--update each-pass has no dense layers to update with --linear" --update each-pass --linear)
 refused("--update each-pass is for one group alone, and --mp 2 makes several of --workers 4; give both" --update each-pass --workers 4 --mp 2)
 refused("--device knows no 'gpu'; there are: threads, mpi, clock" --device gpu)
