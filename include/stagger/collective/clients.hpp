@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Who has joined a parameter server: of each worker one process, or several that run its
+/// @file   The clients of a parameter server: of each worker one process, or several that run its
 ///         stages.
 
 #include <atomic>

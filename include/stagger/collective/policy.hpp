@@ -7,7 +7,7 @@
 /// together while that backward still runs (groups), how (`By`), and whether each replica keeps the
 /// optimizer's state of all or of a part. Without replicas there is nothing to combine.
 ///
-/// The policies, and what goes into them:
+/// The policies and their options:
 ///
 /// | policy | take it when |
 /// |---|---|

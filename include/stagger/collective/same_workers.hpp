@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What all workers that join a parameter server must have in common.
+/// @file   The comparison of workers that join a parameter server, which must train one model by
+///         the same rules.
 
 #include <cstddef>
 #include <cstdint>

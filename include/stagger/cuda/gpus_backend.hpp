@@ -100,7 +100,7 @@ class GpusBackend : detail::Enqueuer {
     }
   }
 
-  // For hosts that run ahead.
+  // Functions for running ahead.
 
   [[nodiscard]] bool runs_ahead() const noexcept {
     return !machine_.options().record && !machine_.measures();

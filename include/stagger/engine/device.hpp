@@ -96,7 +96,7 @@ concept Backend = requires(B& backend, std::vector<int> const& place, std::corou
   { backend.fail(failure) } noexcept;             // by any thread, at any time
 };
 
-/// A back end that can have several steps under way, each in one of the `slots()` of a ring, which
+/// A back end that can have several steps in flight, each in one of the `slots()` of a ring, which
 /// are numbered from 0.
 template <class B>
 concept RunsAhead = requires(B& backend, B const& seen, std::size_t slot, double* losses) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What workers send to a parameter server and how it adds that up: the terms that
-///         staleness models and servers share.
+/// @file   The terms that staleness models and parameter servers share: what workers push, and when
+///         it is added.
 
 #include <stagger/core/requirements.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a layer's parameters are and where each lies, without their values.
+/// @file   The parameters of a layer and their places in memory, without their values.
 
 #include <algorithm>
 #include <cstddef>

@@ -140,7 +140,8 @@ class ParameterLink {
   [[nodiscard]] virtual bool span(int /*processes*/) noexcept { return false; }
   /// For a worker that spans processes: its number among the server's workers; otherwise -1.
   [[nodiscard]] virtual int worker() const noexcept { return -1; }
-  /// The worker that this one waits for, as text; empty if all that it has asked for is on its way.
+  /// The worker that this one waits for, as text; empty if everything that it has requested is in
+  /// transit.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 
  protected:

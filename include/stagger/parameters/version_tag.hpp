@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a version of the weights contains; it is sent along with the values.
+/// @file   The tag of a version of the weights, which says what it contains and is sent along with
+///         the values.
 
 #include <stagger/core/requirements.hpp>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which layers a group of ranks shares, each with a part, and what its members exchange.
+/// @file   The plan of layers that a group of ranks shares, each with a part, and of what its
+///         members exchange.
 /// @source Y. Lai, A. Kadav, E. Kruus, "SplitBrain: Hybrid Data and Model Parallel Deep Learning",
 ///         2021, listing 1. Splitting by inputs behind a split by outputs: M. Shoeybi et al.,
 ///         "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",

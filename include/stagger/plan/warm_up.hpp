@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How many forwards each stage runs before its first backward.
+/// @file   The warm-up: the number of forwards that each stage runs before its first backward.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.2 (P_A, P_B).
 
 #include <algorithm>

@@ -127,7 +127,7 @@ class Player {
   List<Place> places_;         // [ranks]
   List<std::uint32_t> given_;  // [signals] how often
   List<int> runnable_;         // ranks that may have something to do
-  int rank_ = none;            // of the instruction at hand
+  int rank_ = none;            // of the current instruction
   Instruction const* in_ = nullptr;
   PlayedWaits waits_;
 };

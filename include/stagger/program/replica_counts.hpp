@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How many ranks share each position of a schedule: data parallelism inside a pipeline.
+/// @file   The number of ranks that share each position of a schedule: data parallelism inside a
+///         pipeline.
 
 #include <cstddef>
 #include <cstdint>

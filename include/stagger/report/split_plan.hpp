@@ -138,7 +138,7 @@ class SplitPlanWriter {
   [[nodiscard]] static std::string number(std::size_t count) {
     return count == 0 ? "-" : format_count(static_cast<double>(count));
   }
-  /// With two lines of text.
+  /// A box with two lines of text.
   [[nodiscard]] std::string box(int lane, int y, int height, char const* style,
                                 std::string const& above, std::string const& below) const {
     int const x = left + lane * lane_;

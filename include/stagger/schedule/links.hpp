@@ -119,7 +119,7 @@ class Transfers {
     double at = 0;
     std::uint32_t number = 0;
   };
-  /// Of one direction, or of both.
+  /// The transfers of one direction, or of both.
   struct Capacity {
     List<Entry> active;  // fair: by how much each of them will have been given when it ends
     double served = 0;   // bytes that each has been given since the link was idle

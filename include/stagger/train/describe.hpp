@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What each member of a group has of a pipeline's layers, before the first step.
+/// @file   A description of a pipeline before its first step: the layers, and the part of each that
+///         a member of a group has.
 
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a grouping policy is, and the layers as every grouping sees them.
+/// @file   The concept of a grouping policy, and the layers that every grouping is given.
 
 #include <concepts>
 #include <cstddef>

@@ -99,7 +99,7 @@ class Enqueuer {
   stagger::detail::DistributedState state_;
   std::size_t slot_ = 0;  // of the iteration that is being enqueued, or was last
   bool timed_ = false;    // that iteration, by events
-  bool decided_ = false;  // its updates are under way
+  bool decided_ = false;  // its updates are being enqueued
 
  private:
   struct Updating {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What runs the loaded program: values in slots, the stages on their ranks, and the work
-///         of each rank at the end of a step.
+/// @file   The execution of the loaded program: values in slots, the stages on their ranks, and the
+///         work of each rank at the end of a step.
 
 #include <concepts>
 #include <cstddef>

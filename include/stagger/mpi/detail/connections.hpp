@@ -269,7 +269,7 @@ class Connections {
                                                deadline_s_, " s; see whether it lives"))));
         continue;
       }
-      // Where all of its messages are on their way, these say so.
+      // If all of its messages are in transit, they show that it is alive.
       if (!channels_.has_spare(each->pool) || std::exchange(told_[each->peer], true)) continue;
       channels_.post(channels_.blank(each->pool), always, say_alive, &each->peer, 1);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a program depends on, apart from its table.
+/// @file   The options of a program, on which it depends apart from its table.
 
 #include <cstdint>
 #include <optional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How many slots messages need if every F, I and W takes the same time.
+/// @file   The number of slots that messages need if every F, I and W takes the same time.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Text of unknown origin made safe for a JSON string or for XML.
+/// @file   Escaping of text of unknown origin, for JSON strings and XML.
 
 #include <stagger/core/requirements.hpp>
 

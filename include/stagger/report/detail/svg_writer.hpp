@@ -127,7 +127,7 @@ class SvgWriter {
     return out + "</text>\n";
   }
 
-  /// As many of the figures as the width has room for.
+  /// Writes as many of the figures as fit into the width.
   [[nodiscard]] std::string figures_of(SvgPanel const& panel) const {
     Summary const summary = summarize(*panel.timeline);
     int peak = 0;

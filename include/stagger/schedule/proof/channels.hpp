@@ -184,7 +184,7 @@ class ChannelTransfers {
     }
   }
 
-  /// When a message that has been transferred was on its way.
+  /// The times between which a message was transferred.
   constexpr void get_times(Action const& a, double& start_s, double& end_s) const {
     std::ptrdiff_t const v = value(sends(a) ? a : partner(a));
     start_s = start_s_[v];

@@ -23,7 +23,7 @@ namespace stagger::schedule {
 /// Seconds in which a rank did not compute within the makespan, by the reason.
 struct Idle {
   double dependency_s = 0;  ///< another rank had not produced the input, or nothing was left to do
-  double link_s = 0;        ///< the input was on its way
+  double link_s = 0;        ///< the input was in transit
   double memory_s = 0;      ///< for a gradient, while its next forward was ready and had no room;
                             ///< 0 where `evaluate` is given no limits, since then there is room
   double collective_s = 0;  ///< in a reduction, for the others and for its end; 0 where the table

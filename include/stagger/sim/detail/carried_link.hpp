@@ -164,7 +164,7 @@ class CarriedLink final : public ParameterLink,
   void tell(std::size_t layer, bool push, std::uint32_t number, double sent_s) {
     listener_->carried(layer, push, number, sent_s, time_->queue.now_s());
   }
-  /// With what is pushed.
+  /// Copies a push into a parcel.
   void fill(std::size_t number, std::byte const* values) {
     Layer& layer = layers_[parcels_[number].layer];
     parcels_[number].fill(values, layer.bytes);
@@ -176,7 +176,7 @@ class CarriedLink final : public ParameterLink,
     time_->network.send(parcel.part.size_before(layers_[parcel.layer].sent_bytes), Direction::push,
                         *this, late_.front());
   }
-  /// Nothing that is on its way arrives.
+  /// Drops everything in transit.
   void drop() noexcept {
     late_.clear();
     time_->network.forget(*this);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Running the layers of a model one by one, with one object for each value between them.
+/// @file   A loop over the layers of a model, with one object for each value between them.
 
 #include <cstddef>
 
