@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/join_request.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
@@ -28,6 +29,7 @@
 #include <stagger/train/pipeline.hpp>
 
 #include "split_model.hpp"
+#include "temporary_folder.hpp"
 
 using namespace split_model;
 using sg::collective::ParameterServer;
@@ -432,6 +434,22 @@ TEST_CASE("engine/replicas: what workers with replicas cannot do is refused in o
   CHECK(says([&] {
           return plain_pipeline(2, 2, LocalSgd{.period = 2}, server.worker(1));
         }).empty());  // the others may have fewer groups
+  TemporaryFolder const folder;
+  ParameterServer const durable({.workers = 1, .durable = folder.path()});
+  CHECK(says([&] { return plain_pipeline(2, 2, LocalSgd{.period = 2}, durable.worker(0)); }) ==
+        "a parameter server does not keep in a folder which layers groups of ranks share; use one "
+        "without ServerOptions::durable, or leave partition::LayerSplit out");
+  CHECK(
+      says([&] { return plain_pipeline(2, 1, LocalSgd{.period = 2}, durable.worker(0)); }).empty());
+  sg::detail::WorkerRules rules;
+  rules.shared = "group 2, layers 1 by outputs";
+  CHECK(says([&] {
+          sg::collective::detail::require_remote(1, rules);
+          return 0;
+        }) ==
+        "groups of ranks of worker 1 share layers, which a server in another process cannot "
+        "compare; use a collective::ParameterServer in this process, or leave "
+        "partition::LayerSplit out");
   ParameterServer const late({.workers = 1});
   auto const with = [&](auto const&... policy) {
     sg::Options options;
