@@ -174,6 +174,11 @@ std::string claims_of_osp(Settings const& s) {
       accuracy(trials("likewise, EMA", Averaged{.prediction = {.alpha = 0.3}}, rate_of(0.6)));
   add("A7", "EMA: points more than LGP", "none", fixed(mean - local),
       std::fabs(mean - local) <= 0.5);
+  at = rate_of(0.6);
+  at.kept = 0.01;
+  double const dropped = accuracy(in_step) - accuracy(trials("BSP, 1 % of gradients", bsp, at));
+  add("O4", "1 % of gradients pushed, the rest dropped: points less", "up to 20", fixed(dropped),
+      dropped > 0);
   return "A step in computations, and seconds to BSP's accuracy less two points:\n" + times.str() +
          "\n" + claims.str();
 }

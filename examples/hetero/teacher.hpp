@@ -3,13 +3,16 @@
 /// @file   A small network that learns what another one of its shape answers, by several workers in
 ///         virtual time: gradients are real, and a run takes less than a second.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <numbers>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -64,15 +67,28 @@ void multiply(float const* x, std::size_t rows, float const* w, float* y) {
   }
 }
 
+/// Keeps that share of the elements, those with the largest magnitude, and makes the others 0.
+inline void keep_largest(std::span<float> values, double share) {
+  if (share >= 1) return;
+  std::vector<float> sorted(values.begin(), values.end());
+  for (float& each : sorted) each = std::abs(each);
+  auto const count = std::max(1.0, std::ceil(share * static_cast<double>(sorted.size())));
+  auto const last = sorted.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+  std::nth_element(sorted.begin(), last, sorted.end(), std::greater<>());
+  for (float& each : values)
+    if (std::abs(each) < *last) each = 0;
+}
+
 /// Weights and biases are layers of their own, each of which may be late.
 template <std::size_t in, std::size_t out> struct Weight {
   using Input = Rows;
   using Output = Rows;
   struct Saved {};
   sg::Parameter<> weight;
-  Weight(std::uint64_t seed, std::uint64_t number)
-      : weight("weight",
-               normals(in * out, seed, number, std::sqrt(2.0 / static_cast<double>(in)))) {}
+  double kept;
+  Weight(std::uint64_t seed, std::uint64_t number, double to_keep)
+      : weight("weight", normals(in * out, seed, number, std::sqrt(2.0 / static_cast<double>(in)))),
+        kept(to_keep) {}
   auto parameters() { return std::tie(weight); }
   void forward(sg::Context& context, Rows const& x, Rows& y, Saved&) {
     y.resize({x.rows(), out});
@@ -84,6 +100,7 @@ template <std::size_t in, std::size_t out> struct Weight {
     for (std::size_t r = 0; r < x.rows(); ++r)
       for (std::size_t j = 0; j < in; ++j)
         for (std::size_t o = 0; o < out; ++o) dw[j * out + o] += x[r * in + j] * dy[r * out + o];
+    keep_largest({dw, in * out}, kept);
     std::array<float, in * out> turned;
     for (std::size_t j = 0; j < in; ++j)
       for (std::size_t o = 0; o < out; ++o) turned[o * in + j] = w[j * out + o];
@@ -98,6 +115,7 @@ template <std::size_t size> struct Bias {
     std::vector<float> slope;
   };
   bool bends = true;  // negative sums become 0
+  double kept = 1;
   sg::Parameter<> bias{"bias", std::vector<float>(size)};
   auto parameters() { return std::tie(bias); }
   void forward(sg::Context& context, Rows const& x, Rows& y, Saved& saved) {
@@ -115,6 +133,7 @@ template <std::size_t size> struct Bias {
       dx[i] = saved.slope[i] * dy[i];
       context.gradient(bias)[i % size] += dx[i];
     }
+    keep_largest({context.gradient(bias).data(), size}, kept);
   }
 };
 
@@ -217,6 +236,7 @@ struct Settings {
   sg::sim::Sharing sharing = sg::sim::Sharing::fair;
   sg::sim::Duplex duplex = sg::sim::Duplex::full;
   double slowest = 1;  ///< how much longer the first worker computes
+  double kept = 1;     ///< share of each layer's gradient that is pushed, its largest elements
 
   static constexpr double computation_s = 3;
   [[nodiscard]] int steps(Task const& task) const {  // of a worker in an epoch
@@ -289,11 +309,12 @@ std::vector<Look> learn(Task const& task, Model const& model, Settings const& s)
     sg::sim::VirtualClock device;
     device.costs = sg::schedule::Costs::uniform(time_s, 2 * time_s, 0);
     device.clock = clock;
-    return sg::Pipeline{sg::Sequential{Weight<inputs, width>(s.seed, 1000), Bias<width>{},
-                                       Weight<width, width>(s.seed, 1001), Bias<width>{},
-                                       Weight<width, width>(s.seed, 1002), Bias<width>{},
-                                       Weight<width, classes>(s.seed, 1003),
-                                       Bias<classes>{.bends = false}}}
+    return sg::Pipeline{
+        sg::Sequential{Weight<inputs, width>(s.seed, 1000, s.kept), Bias<width>{.kept = s.kept},
+                       Weight<width, width>(s.seed, 1001, s.kept), Bias<width>{.kept = s.kept},
+                       Weight<width, width>(s.seed, 1002, s.kept), Bias<width>{.kept = s.kept},
+                       Weight<width, classes>(s.seed, 1003, s.kept),
+                       Bias<classes>{.bends = false, .kept = s.kept}}}
         .with(sg::partition::Cuts{{}}, model, server.worker(n), sg::loss::CrossEntropy<float>{},
               optimizer, std::move(device));
   };

@@ -153,4 +153,14 @@ TEST_CASE("train/OverlappedSynchronous: O A7: a mean of past changes is no bette
                             settings(0.6)) -
                    local) <= 0.5);
 }
+
+TEST_CASE("train/OverlappedSynchronous: O O4: gradients that are dropped cost accuracy",
+          "[train][papers]") {
+  teacher::Settings s = settings(0.6);
+  double const all = accuracy(synchronous, s);
+  s.kept = 0.01;
+  double const dropped = accuracy(synchronous, s);
+  CAPTURE(all, dropped);
+  CHECK(dropped < all - 2);
+}
 #endif
