@@ -65,12 +65,12 @@ class Traffic {
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(counts_.size()); }
   /// @pre 0 <= rank < ranks()
   [[nodiscard]] TrafficCount const& of(std::integral auto rank, TrafficKind kind) const noexcept {
-    return counts_[rank][static_cast<std::size_t>(kind)];
+    return counts_[rank][index(kind)];
   }
   /// The traffic of one kind, of all ranks.
   [[nodiscard]] TrafficCount of(TrafficKind kind) const noexcept {
     TrafficCount sum;
-    for (auto const& rank : counts_) sum += rank[static_cast<std::size_t>(kind)];
+    for (auto const& rank : counts_) sum += rank[index(kind)];
     return sum;
   }
   /// The traffic of all ranks and kinds.
@@ -82,7 +82,7 @@ class Traffic {
   }
 
   void add(std::integral auto rank, TrafficKind kind, TrafficCount const& count) noexcept {
-    counts_[rank][static_cast<std::size_t>(kind)] += count;
+    counts_[rank][index(kind)] += count;
   }
   void clear() noexcept {
     for (auto& rank : counts_) rank = {};
@@ -96,6 +96,10 @@ class Traffic {
   }
 
  private:
+  static constexpr std::size_t index(TrafficKind kind) noexcept {
+    return static_cast<std::size_t>(kind);
+  }
+
   List<std::array<TrafficCount, traffic_kinds>> counts_;  // [ranks]
 };
 
