@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -18,11 +19,13 @@
 #include <stagger/partition/even.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/program/check_program.hpp>
+#include <stagger/schedule/named.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/train/describe.hpp>
 #include <stagger/train/pipeline.hpp>
 
+#include "full.hpp"
 #include "split_model.hpp"
 
 using namespace split_model;
@@ -278,6 +281,59 @@ TEST_CASE("engine/groups: schedules, positions and threads do not change what gr
     }
     ++number;
   }
+}
+
+namespace {
+
+/// A random schedule with random cuts, ranks and options; none if too few layers are left for it.
+std::optional<Case> random_case(std::uint64_t seed) {
+  constexpr int layers = 7;
+  std::uint64_t draws = 0;
+  auto const below = [&](std::uint64_t end) {
+    return static_cast<int>(sg::random_bits(seed, {draws++}) % end);
+  };
+  std::vector<sg::schedule::CatalogEntry> entries;
+  for (auto const& entry : sg::schedule::catalog)
+    if (entry.flushes && entry.trains && entry.proven && entry.slices == 1)
+      entries.push_back(entry);
+  auto const& entry = entries[static_cast<std::size_t>(below(entries.size()))];
+  int const positions = entry.owners == 2 ? 2 : 1 + below(3);
+  int left = positions * entry.chunks - 1;  // cuts
+  if (left >= layers) return std::nullopt;
+  Case of{.pattern = 1U + static_cast<unsigned>(below(15)), .members = 2 + below(3)};
+  of.schedule = made(sg::schedule::Named{.name = std::string(entry.name)});
+  for (int l = 1; l < layers; ++l)
+    if (below(static_cast<std::uint64_t>(layers - l)) < left) of.cuts.push_back(l), --left;
+  for (int p = 0; p < positions; ++p)
+    of.counts.push_back(p + 1 < positions && below(4) == 0 ? 1 + below(4)
+                                                           : of.members * (1 + below(2)));
+  of.microbatches = 2 * positions * (1 + below(2));
+  of.pairs = below(2) == 0;
+  of.options.recompute = below(3) == 0;
+  if (below(3) == 0) of.options.spare_slots = static_cast<unsigned>(below(2));
+  if (below(2) == 0) of.options.clip_norm = 0.05;
+  return of;
+}
+
+}  // namespace
+
+TEST_CASE("engine/groups: random schedules, positions and groups compute what one device does",
+          "[engine]") {
+  std::uint64_t const cases = full() ? 2000 : 200;
+  int ran = 0;
+  for (std::uint64_t seed = 0; seed < cases; ++seed) {
+    auto const of = random_case(seed);
+    if (!of) continue;
+    CAPTURE(seed);
+    try {
+      double const far = apart<double>(sg::host::Threads{1}, *of);
+      REQUIRE(far < 1e-10);
+      ++ran;
+    } catch (sg::Error const& error) {
+      REQUIRE_THAT(error.what(), Catch::Contains("cannot form groups"));
+    }
+  }
+  CHECK(ran > static_cast<int>(cases / 2));
 }
 
 TEST_CASE("engine/groups: with floats, within 1e-5 of one device", "[engine]") {
