@@ -15,7 +15,8 @@
 #   9. A friend is defined in the header that names it.
 #   10. engine, program, train and the detail/ of each have at most 20 headers.
 #   11. No class is longer than 250 lines, from its first line to its closing };
-#   12. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
+#   12. static_cast<std::size_t> stands in the headers at most ${most_casts} times: an index has the type of what it indexes.
+#   13. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -26,13 +27,14 @@ set(floor_3 plan)
 set(floor_4 program)
 set(floor_5 engine)
 set(floor_6 sim host cuda nccl mpi)
-set(floor_7 train ranges report adapt json)
+set(floor_7 train ranges report json)
 set(top 8)
 set(policies schedule staleness partition placement collective)
 set(deepest 12)
 set(counted engine program train)
 set(most 20)
 set(longest 250)
+set(most_casts 150)
 set(dear iostream functional ranges format regex)
 set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/|^bits/chrono\\.h$")  # of the C library and libstdc++; no package brings them
 
@@ -52,6 +54,7 @@ endforeach()
 
 file(GLOB_RECURSE headers RELATIVE ${ROOT}/include/stagger ${ROOT}/include/stagger/*.hpp)
 set(edges "")
+set(casts "")
 foreach(header IN LISTS headers)
   set(path ${ROOT}/include/stagger/${header})
   set(component stagger)
@@ -145,6 +148,8 @@ foreach(header IN LISTS headers)
   endforeach()
 
   file(READ ${path} content)
+  string(REGEX MATCHALL "static_cast<std::size_t>" found "${content}")
+  list(APPEND casts ${found})
   string(REGEX REPLACE "[][]" "" content "${content}")  # between which a list would not be cut
   string(REPLACE ";" "!" content "${content}")
   string(REPLACE "\n" ";" lines "${content}")
@@ -231,6 +236,11 @@ foreach(path IN LISTS tests)
     fault("${path} has a test whose name contains a semicolon: ${lines}")
   endif()
 endforeach()
+
+list(LENGTH casts count)
+if(count GREATER most_casts)
+  fault("the headers have static_cast<std::size_t> ${count} times; at most ${most_casts} are allowed")
+endif()
 
 if(faults)
   message(FATAL_ERROR "rules of the house (CONTRIBUTING.md) are broken:\n${faults}")
