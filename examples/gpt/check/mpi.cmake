@@ -36,6 +36,18 @@ expect_same(${FOLDER}/threads/${last} ${FOLDER}/shards/${last})
 run(${short} --replicas 2 --shard-optimizer)
 expect(errors "add --replicas 2 --device mpi, or leave it out: on threads replicas have one state")
 
+# Two groups of two that share each half block: each rank in a process of its own, or two in one.
+run(${short} --microbatches 2 --stages 1 --tensor-parallel 2 --replicas 2 --checkpoint ${FOLDER}/group --sample 5)
+expect_result(0)
+string(REGEX MATCH "held-out loss [^\n]*" loss "${output}")
+gpt_over(4 ${short} --microbatches 2 --stages 1 --tensor-parallel 2 --replicas 2 --checkpoint ${FOLDER}/members --sample 5)
+expect_result(0)
+expect(output "${loss}")
+expect_same(${FOLDER}/group/${last} ${FOLDER}/members/${last})
+gpt_over(2 ${short} --microbatches 2 --stages 1 --tensor-parallel 2 --replicas 2 --shard-optimizer --recompute --checkpoint ${FOLDER}/halves)
+expect_result(0)
+expect_same(${FOLDER}/group/${last} ${FOLDER}/halves/${last})
+
 # Every step compared with one device; stopped and resumed with another number of processes.
 run(${short} --checkpoint ${FOLDER}/plain)
 expect_result(0)

@@ -73,8 +73,6 @@ class FootprintRun {
             context.begin_action(nullptr, model_.number(l), 0);
             ops.value_and_gradient(loss, context, y_[l][0], target, terms > 0 ? 1 / terms : 0,
                                    dy_[l][0]);
-            // A context knows how much scratch an action took once the next one begins.
-            context.begin_action(nullptr, model_.number(l), 0);
           }
         else
           give_back(chain_[s], whole);
@@ -173,11 +171,9 @@ class FootprintRun {
     for (int m = 0; m < members(section); ++m) {
       IndexRange const layers = layers_of(section, m);
       LayerOps const& front = model_.layers[layers.first].ops();
-      for (std::size_t l = layers.last; l-- > layers.first;) {
+      for (std::size_t l = layers.last; l-- > layers.first;)
         backward_layer(contexts_[l], action(l), {}, input_of(layers, l)[0], dy_[l][0],
                        l == layers.first ? dx_[l][0] : dy_[l - 1][0], saved_[l][0]);
-        action(l).begin(contexts_[l]);  // so that the scratch of this one is counted, as above
-      }
       if (m == 0) before = Slots(*front.input, 1);
       ColumnOps const* const columns = taken(section, front);
       put(columns, *front.input, before, dx_[layers.first], m, filled,
@@ -191,7 +187,15 @@ class FootprintRun {
     return l == layers.first ? x_[l] : y_[l - 1];
   }
 
-  [[gnu::cold]] void count(Footprint& result) const {
+  /// A context has one block for all that an action took once the next one takes anything.
+  [[nodiscard]] static std::uint64_t scratch_of(Context& used) {
+    if (used.scratch_bytes() == 0) return 0;
+    used.release_scratch();
+    static_cast<void>(used.scratch<std::byte>(0));
+    return used.scratch_bytes();
+  }
+
+  [[gnu::cold]] void count(Footprint& result) {
     for (Section const& section : chain_)
       for (int m = 0; m < members(section); ++m) {
         IndexRange const layers = layers_of(section, m);
@@ -202,12 +206,12 @@ class FootprintRun {
           of.output = y_[l].bytes();
           of.output_gradient = dy_[l].bytes();
           of.saved = saved_[l].bytes();
-          of.scratch = contexts_[l].scratch_bytes();
+          of.scratch = scratch_of(contexts_[l]);
           of.parameters = model_.parameters[l].values().size();
         }
         if (&section != &chain_[chain_.size() - 1]) continue;
         auto& scratch = result.layers[layers.last - 1].scratch;
-        scratch = std::max(scratch, contexts_[model_.layers.size()].scratch_bytes());
+        scratch = std::max(scratch, scratch_of(contexts_[model_.layers.size()]));
       }
   }
 

@@ -4,13 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include <stagger/engine/groups.hpp>
 #include <stagger/partition/layer_split.hpp>
+#include <stagger/plan/predict.hpp>
+#include <stagger/sim/virtual_clock.hpp>
 #include <stagger/stagger.hpp>
 #include <stagger/train/describe.hpp>
+#include <stagger/train/pipeline_footprint.hpp>
 
 #include "catch.hpp"
 
@@ -41,12 +46,13 @@ struct Way {
   std::vector<int> first_layers{};
 };
 
-template <class T> auto in_groups(Way const& way) {
+template <class T, class Device = sg::host::Threads>
+auto in_groups(Way const& way, sg::Options options = {.clip_norm = 1.0}, Device device = {2}) {
   std::vector<int> const ranks(way.first_layers.size() + 1, way.members * way.groups);
+  options.replicas = sg::Replicas::even(ranks.data(), ranks.size());
   return sg::Pipeline{gpt::make_model<T>(shape, 3)}.with(
       sg::partition::LayerSplit<>{way.members, {way.first_layers}, 0}, sg::optimizer::AdamW{},
-      gpt::CrossEntropy<T>{}, sg::host::Threads{2},
-      sg::Options{.clip_norm = 1.0, .replicas = sg::Replicas::even(ranks.data(), ranks.size())});
+      gpt::CrossEntropy<T>{}, device, options);
 }
 template <class T> auto on_one() {
   return sg::Pipeline{gpt::make_model<T>(shape, 3)}.on_one_device(
@@ -131,4 +137,99 @@ TEST_CASE("gpt/Projections: what members have and exchange is known before the f
     CHECK(train.traffic().of(member, shared_activations).bytes == sent.forward * sizeof(float));
     CHECK(train.traffic().of(member, shared_gradients).bytes == sent.backward * sizeof(float));
   }
+}
+
+TEST_CASE("gpt/Projections: shared by groups, memory is predicted to the byte", "[gpt]") {
+  for (Way const& way : ways())
+    for (bool const recompute : {false, true}) {
+      CAPTURE(way.members, way.groups, way.first_layers, recompute);
+      auto train = in_groups<float>(way, {.clip_norm = 1.0, .recompute = recompute});
+      auto const data = text(0);
+      std::vector<std::size_t> rows;
+      for (auto const& input : data.inputs) rows.push_back(input.extent(0));
+      std::map<std::size_t, sg::Footprint> known;
+      auto const predicted =
+          sg::predicted_memory(train, rows, [&](std::size_t n) -> sg::Footprint const& {
+            if (auto const found = known.find(n); found != known.end()) return found->second;
+            gpt::Tokens tokens({n, 8});
+            tokens.fill(5);
+            return known[n] = sg::footprint(train, gpt::CrossEntropy<float>{}, tokens, tokens);
+          });
+      for (int step = 0; step < 2; ++step) sg::run(train.step(data));
+      auto const memory = train.memory();
+      CHECK(predicted.parameters == memory.parameters);
+      CHECK(predicted.optimizer_state == memory.optimizer_state);
+      CHECK(predicted.activations == memory.activations);
+      CHECK(predicted.gradients == memory.gradients);
+      CHECK(predicted.scratch == memory.scratch);
+    }
+}
+
+TEST_CASE("gpt/Projections: shared by groups, a step takes as long as predicted", "[gpt]") {
+  // Of the model, and of the chain in which a half block is a norm, which takes no time, and what
+  // members share.
+  std::vector<double> const times{1, 6, 8, 6, 8, 3};  // of each layer's forward, of a sequence
+  std::vector<double> const of_chain{1, 0, 6, 0, 8, 0, 6, 0, 8, 3};
+  constexpr double alpha_s = 6;
+  constexpr double bytes_per_s = 500;
+  constexpr std::size_t sequences = 12;
+  constexpr int microbatches = 4;
+  sg::cluster::Profile profile{.name = "halves", .batch = 1};
+  std::uint64_t const value = 8 * 24 * sizeof(float);
+  for (std::size_t l = 0; l < of_chain.size(); ++l)
+    profile.layers.push_back({.forward_s = of_chain[l],
+                              .backward_s = 2 * of_chain[l],
+                              .activation_bytes = of_chain[l] == 0 ? 2 * value : value});
+  for (Way const& way : ways())
+    for (bool const recompute : {false, true}) {
+      CAPTURE(way.members, way.groups, way.first_layers, recompute);
+      sg::plan::Plan draft{.microbatches = microbatches, .recompute = recompute};
+      sg::cluster::Cluster cluster{
+          .name = "", .devices = {}, .intra = {{alpha_s, bytes_per_s, {}}}, .inter = {}};
+      // Layer l of the model begins at 2 l - 1, but for the first one.
+      int const stages = static_cast<int>(way.first_layers.size()) + 1;
+      for (int s = 0; s < stages; ++s) {
+        auto const at = [&](int cut) {
+          return 2 * way.first_layers[static_cast<unsigned>(cut)] - 1;
+        };
+        sg::plan::PlanStage stage{.first = s == 0 ? 0 : at(s - 1),
+                                  .last = s + 1 == stages ? 9 : at(s) - 1,
+                                  .warm_up = stages - s};
+        for (int d = 0; d < way.members * way.groups; ++d) {
+          stage.devices.push_back(static_cast<int>(cluster.devices.size()));
+          cluster.devices.push_back({"a", 1'000'000'000, 1, 0});
+        }
+        draft.stages.push_back(stage);
+      }
+      auto described = in_groups<float>(way);
+      auto const chain = sg::describe(described);
+      auto const predicted = sg::plan::predict(
+          {profile, cluster, {.batch = microbatches * static_cast<int>(sequences)}}, draft,
+          chain.plan);
+
+      sg::sim::VirtualClock clock{.exchange = {alpha_s, 1 / bytes_per_s},
+                                  .layer_backward_s = times};
+      for (auto const& stage : predicted.stages) {
+        double whole = 0;
+        for (int l = stage.first; l <= stage.last; ++l)
+          whole += of_chain[static_cast<unsigned>(l)] * static_cast<double>(sequences);
+        clock.costs.stages.push_back({.forward_s = whole,
+                                      .backward_input_s = whole,
+                                      .backward_weight_s = whole,
+                                      .transfer_s = stage.transfer_s});
+      }
+      auto train = in_groups<float>(way, {.recompute = recompute, .record = true}, clock);
+      sg::Batch<gpt::Tokens, gpt::Tokens> data;
+      for (int m = 0; m < microbatches; ++m) {
+        gpt::Tokens tokens({sequences, 8});
+        tokens.fill(5);
+        data.inputs.push_back(tokens);
+        data.targets.push_back(tokens);
+      }
+      sg::run(train.step(data));
+      double run_s = 0;
+      for (auto const& row : train.timeline().rows)
+        for (auto const& span : row) run_s = std::max(run_s, span.end_s);
+      CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
+    }
 }
