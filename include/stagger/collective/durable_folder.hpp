@@ -5,13 +5,15 @@
 /// The folder contains these files. Numbers are little-endian and have 8 bytes unless stated
 /// otherwise:
 ///
-/// lock locked as long as a server uses the folder server.stagger the options of the run, and how
-/// many streams of each worker have failed layer-000000.stagger and so on: the shape of a layer,
-/// and all of its state
+/// | file | |
+/// |---|---|
+/// | lock | locked as long as a server uses the folder |
+/// | server.stagger | options of the run, how many streams of each worker have failed |
+/// | layer-000000.stagger and so on | the shape of a layer, and all of its state |
 ///
-/// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, u32 u32 for the
-/// version of the format (1) and the number of the layer, and the number of the run. They end with
-/// the same checksum as checkpoints.
+/// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, the version of the
+/// format (1) and the number of the layer with 4 bytes each, and the number of the run. They end
+/// with the same checksum as checkpoints.
 
 #include <cerrno>
 #include <cstddef>
