@@ -111,6 +111,20 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
         " that is not finite; it was not added: lower the rate, or look for what divides by 0");
 }
 
+/// The number of failures after which a worker's stream begins. One far beyond those that this part
+/// of a server has heard of is refused, since each of them would happen here, one after the other.
+/// @param failures  as the worker says, or any_failures
+[[nodiscard]] inline std::uint32_t possible_failures(int worker, std::uint32_t failures,
+                                                     std::uint32_t heard) {
+  constexpr std::uint32_t most_unheard = 1000;
+  if (failures == stagger::detail::any_failures) return heard;
+  if (failures > heard && failures - heard > most_unheard)
+    raise(Errc::bad_data, "worker ", worker, " says that ", failures,
+          " of its streams have failed, where the server has heard of ", heard,
+          "; let both ends run one version of one program");
+  return failures;
+}
+
 /// All layers, a lock for each shard, and the workers.
 ///
 /// A worker that runs in several processes joins from each of them. Each process is a client, which
@@ -197,8 +211,9 @@ class ServerInProcess {
     bool const awaited = own.awaited.exchange(false) && layers_.in_stream(worker, true);
     if (own.active.exchange(false) || awaited) fail(worker);
     forget_asks(client);  // of a stream that failed
-    if (failures == stagger::detail::any_failures) failures = layers_.failures(worker);
-    while (layers_.failures(worker) < failures) fail(somebody);
+    failures = possible_failures(worker, failures, layers_.failures(worker));
+    bool const goes_on = options_.on_failure == OnFailure::go_on;  // it counts its own alone then
+    while (layers_.failures(worker) < failures) fail(goes_on ? worker : somebody);
     own.failures = failures;
     if (clients_.lost_before(client, layers_.failures(worker))) return failures;
     // Processes of one worker may be in different streams: each begins when it reads a layer here.

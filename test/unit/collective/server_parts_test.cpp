@@ -37,9 +37,16 @@ struct Tells {
   std::uint32_t failures = any_failures;
 };
 
+struct Silent final : sg::detail::ParameterListener {
+  void arrived(std::size_t, std::uint32_t) noexcept override {}
+  void arrived_last(std::size_t) noexcept override {}
+  void lost(std::exception_ptr) noexcept override {}
+};
+
 class Town {
  public:
-  Town(std::uint64_t seed, int workers, int parts) : random_(seed), workers_(workers) {
+  Town(std::uint64_t seed, int workers, int parts)
+      : random_(seed), workers_(static_cast<std::size_t>(workers)) {
     sg::FixedArray<sg::detail::LayerParameters> layers(1);
     sg::List<sg::detail::ParameterDeclaration> declared;
     declared.push_back({.name = "w", .type = sg::ElementType::f64, .size = 0, .initial = {}});
@@ -174,5 +181,28 @@ TEST_CASE(
       REQUIRE(worker.state == Town::Worker::running);
       REQUIRE(worker.lost <= failures);
     }
+  }
+}
+
+TEST_CASE(
+    "collective/server parts: one that has not heard of failures counts them, but not any number",
+    "[collective]") {
+  for (auto const on_failure :
+       {sg::collective::OnFailure::fail_fast, sg::collective::OnFailure::go_on}) {
+    sg::FixedArray<sg::detail::LayerParameters> layers(1);
+    layers[0].adopt({}, 0, 0);
+    sg::List<std::uint64_t> digests;
+    digests.push_back(server::values_digest(layers[0].values()));
+    server::ServerInProcess part({.workers = 2, .on_failure = on_failure});
+    Silent first, second;
+    int const one = part.join(0, {layers.data(), 1}, digests, {}, first);
+    int const two = part.join(1, {layers.data(), 1}, digests, {}, second);
+    CHECK(part.begin(one, 3) == 3);
+    CHECK(part.layers().failures(0) == 3);
+    CHECK(part.layers().failures(1) == (on_failure == sg::collective::OnFailure::go_on ? 0 : 3));
+    CHECK_THROWS_WITH(
+        part.begin(two, 1u << 31),
+        Catch::Matchers::Contains("worker 1 says that 2147483648 of its streams have failed"));
+    CHECK(part.layers().failures(0) == 3);
   }
 }

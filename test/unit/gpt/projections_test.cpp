@@ -117,7 +117,7 @@ TEST_CASE("gpt/Projections: what members have and exchange is known before the f
   for (std::size_t l = 3; l < 10; ++l)
     CHECK(chain.plan.cut(l) == (l % 2 == 0 ? Cut::fan : Cut::total));
   std::size_t whole = 0;
-  for (auto const& shape : train.parameter_shapes()) whole += shape.bytes / sizeof(float);
+  for (auto const& parameter : train.parameter_shapes()) whole += parameter.bytes / sizeof(float);
   std::size_t told = 0;
   for (auto const& layer : chain.layers) told += layer.parameters;
   CHECK(told == whole);
