@@ -187,14 +187,15 @@ template <class Trainer> std::vector<std::byte> bits(Trainer& train) {
 }
 
 /// The largest difference of values and states, relative to the largest number of each.
-template <class T, class A, class B> double difference(A& a, B& b) {
+/// @param blocks  1: of values alone, since the optimizer's state may be a server's
+template <class T, class A, class B> double difference(A& a, B& b, int blocks = 2) {
   double most = 0;
   auto const x = a.parameters();
   auto const y = b.parameters();
   REQUIRE(x.size() == y.size());
   for (std::size_t p = 0; p < x.size(); ++p) {
     REQUIRE(x[p].name == y[p].name);
-    for (int block = 0; block < 2; ++block) {
+    for (int block = 0; block < blocks; ++block) {
       auto const of = [&](sg::ParameterState const& state) {
         auto const& bytes = block == 0 ? state.value : state.state[0];
         return std::span<T>(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));

@@ -88,23 +88,6 @@ template <class... Policy> auto exact_pipeline(int ranks, Policy const&... polic
                                                            exact_sgd, options, policy...);
 }
 
-/// Compares values, since the optimizer's state may be the server's.
-template <class A, class B> double values_apart(A& a, B& b) {
-  double most = 0;
-  auto const x = a.parameters();
-  auto const y = b.parameters();
-  REQUIRE(x.size() == y.size());
-  for (std::size_t p = 0; p < x.size(); ++p) {
-    REQUIRE(x[p].name == y[p].name);
-    REQUIRE(x[p].value.size() == y[p].value.size());
-    auto const* const u = reinterpret_cast<double const*>(x[p].value.data());
-    auto const* const v = reinterpret_cast<double const*>(y[p].value.data());
-    for (std::size_t i = 0; i < x[p].value.size() / sizeof(double); ++i)
-      most = std::max(most, std::abs(u[i] - v[i]));
-  }
-  return most;
-}
-
 /// Two workers, of which each has its rows of a batch for one pipeline.
 /// @param worker     (n) -> a trainer
 /// @param tolerance  of values
@@ -119,7 +102,7 @@ void two_workers(Worker worker, One& one, int steps, BatchOf batch_of, double to
     auto const metrics = sg::run_together(a.step(of_a), b.step(of_b));
     auto const expected = sg::run(one.step(of_both));
     CHECK((metrics[0].loss + metrics[1].loss) / 2 == Approx(expected.loss).epsilon(1e-10));
-    CHECK(values_apart(a, one) <= tolerance);
+    CHECK(difference<double>(a, one, 1) <= tolerance);
     CHECK(bits(a) == bits(b));
   }
 }
@@ -163,7 +146,7 @@ TEST_CASE("engine/groups: a worker that is alone has the bits of a pipeline with
       for (int step = 0; step < 2; ++step) {
         auto const data = batch<double>(step, of.microbatches, 17);
         CHECK(sg::run(worker.step(data)).loss == sg::run(alone.step(data)).loss);
-        REQUIRE(values_apart(worker, alone) == 0);
+        REQUIRE(difference<double>(worker, alone, 1) == 0);
       }
       CHECK(sg::run(worker.evaluate(batch<double>(9, of.microbatches, 17))).loss ==
             sg::run(alone.evaluate(batch<double>(9, of.microbatches, 17))).loss);
@@ -258,7 +241,7 @@ TEST_CASE("engine/groups: local steps and means of groups are those of workers o
       REQUIRE(difference<double>(b, d) < 1e-10);
       bool const met = (step + 1) % model.period == 0;
       CHECK((bits(a) == bits(b)) == (met && model.average_state));
-      CHECK((values_apart(a, b) == 0) == met);
+      CHECK((difference<double>(a, b, 1) == 0) == met);
     }
   };
   auto const threads = [](int n) { return sg::host::Threads{1 + 2 * n}; };
@@ -336,7 +319,7 @@ TEST_CASE("engine/replicas: several owners of a stage make one push where each i
   for (int step = 0; step < 3; ++step) {
     auto const data = batch<double>(step, 4, 5);
     CHECK(sg::run(worker.step(data)).loss == sg::run(alone.step(data)).loss);
-    CHECK(values_apart(worker, alone) == 0);
+    CHECK(difference<double>(worker, alone, 1) == 0);
   }
 }
 

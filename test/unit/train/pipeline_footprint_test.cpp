@@ -17,6 +17,7 @@
 
 #include "engine/row_oracle.hpp"
 #include "engine/split_model.hpp"
+#include "same_memory.hpp"
 
 using namespace split_model;
 
@@ -39,12 +40,7 @@ void check_memory(Case const& of, std::size_t rows) {
   auto const predicted = sg::predicted_memory(train, counts, footprint);
   CHECK(bits(train) == before);
   for (int step = 0; step < 2; ++step) sg::run(train.step(data));
-  auto const memory = train.memory();
-  CHECK(predicted.parameters == memory.parameters);
-  CHECK(predicted.optimizer_state == memory.optimizer_state);
-  CHECK(predicted.activations == memory.activations);
-  CHECK(predicted.gradients == memory.gradients);
-  CHECK(predicted.scratch == memory.scratch);
+  check_same_memory(predicted, train.memory());
 }
 
 }  // namespace
