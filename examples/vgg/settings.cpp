@@ -54,13 +54,11 @@ void Settings::check() const {
     cli::refuse("--update knows no '" + update + "'; there are: accumulate, each-pass");
   if (each_pass() && linear)
     cli::refuse("--update each-pass has no dense layers to update with --linear; leave one out");
-  if (each_pass() && period > 0)
-    cli::refuse(
-        "--update each-pass is for one group alone, and --period is for several; leave one out");
-  if (each_pass() && mp != workers)
+  if (each_pass() && workers / pipelines() != mp)
     cli::refuse("--update each-pass is for one group alone, and --mp " + std::to_string(mp) +
                 " makes several of --workers " + std::to_string(workers) +
-                "; give both the same number, or use --update accumulate");
+                "; give both the same number, let --period average groups, or use --update "
+                "accumulate");
   require("--threads", threads, 1, 1024);
 }
 

@@ -91,20 +91,24 @@ class GroupDivision {
     if (setup_.options.clip_norm) other = "Options::clip_norm";
     if (setup_.grouping.shard_optimizer) other = "AllReduce::shard_optimizer";
     if (setup_.staleness) other = "an asynchronous staleness model";
-    if (setup_.server.link != nullptr) other = "a parameter server";
     if (other != nullptr)
       raise(Errc::bad_configuration, "layers that are updated in each pass cannot train with ",
             other, "; leave it out, or use Update::accumulate");
+    if (setup_.server.link != nullptr && !averages(setup_.staleness.pushes))
+      raise(Errc::bad_configuration,
+            "layers that are updated in each pass have no gradient of a step for a parameter "
+            "server; use staleness::LocalSgd, which averages weights, or Update::accumulate");
   }
 
   /// Every microbatch sees the newest weights that the schedule permits.
   [[gnu::cold]] void update_each_pass() {
     int depth = 0;
     while (!model_->divided.chain[depth].grouped) ++depth;
-    model_->each_pass = {.microbatches = 1,
-                         .version = [](void const*, int, int available) { return available; },
-                         .fix = &fix_versions,
-                         .in_step_from = depth};
+    model_->each_pass = setup_.staleness;  // what a server is sent at the end of steps
+    model_->each_pass.microbatches = 1;
+    model_->each_pass.version = [](void const*, int, int available) { return available; };
+    model_->each_pass.fix = &fix_versions;
+    model_->each_pass.in_step_from = depth;
     model_->updates = &model_->each_pass;
   }
 

@@ -82,7 +82,7 @@ class Machine : public StepStatus {
       if (std::exchange(end_of_step.updated, false))
         for (LayerPart const& own : end_of_step.layers)
           model.parameters[own.layer].copy_part(own.range, true);
-    if (exchange_ == nullptr)
+    if (restores())
       run.each_updated_early(model, [](LayerParameters& layer) { layer.restore(); });
   }
   void gradient_norm(double norm) noexcept { run.gradient_norm = norm; }
@@ -115,8 +115,7 @@ class Machine : public StepStatus {
     model.put_back_wholes();
     // Before the first training step it may not be known which rank has which state.
     if (!model.shards || run.program->training) take_back_shown();
-    if (exchange_ == nullptr)
-      run.each_updated_early(model, [](LayerParameters& layer) { layer.save(); });
+    if (restores()) run.each_updated_early(model, [](LayerParameters& layer) { layer.save(); });
     traffic.begin_step(arguments, model, model.memory != nullptr);
     for (std::size_t r = 0; r < run.ranks.size(); ++r) {
       auto& rank = run.ranks[r];
@@ -168,7 +167,8 @@ class Machine : public StepStatus {
       finish(rank.number);
     else if (in.op == Op::update)
       update(rank);
-    else if (exchange_ != nullptr && (exchanges(in.op) || in.op == Op::apply))
+    else if (exchange_ != nullptr &&
+             (exchanges(in.op) || (in.op == Op::apply && !run.program->flushes)))
       exchange(rank, in, clock);
     else if (in.op == Op::apply)
       model.apply(in, run.program->flushes ? run.program->microbatches : 1);
@@ -245,6 +245,11 @@ class Machine : public StepStatus {
 
  private:
   static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
+  /// Whether updates before the end of a run are taken back here if it fails. After a stream of a
+  /// worker, its server has the weights to go on from.
+  [[nodiscard]] bool restores() const noexcept {
+    return exchange_ == nullptr || run.program->flushes;
+  }
   // Cold, so that g++ does not devirtualise calls of `Exchange` and inline them.
   [[gnu::cold]] [[gnu::noinline]] void exchange(RankState& rank, Instruction const& in,
                                                 Clock clock) {

@@ -33,13 +33,14 @@ namespace detail {
                                                                     bool sums) {
   bool const exchanges = staleness.push_minibatches != 0;
   if (!flow.training || !(staleness || exchanges)) return {};
-  for (std::size_t c = 1; c < flow.cells.size(); ++c)
-    if (!is_first_holder(flow.cells, c) &&
-        (staleness ? staleness.alone(flow.cells[c].depth) : !sums))
+  for (std::size_t c = 1; c < flow.cells.size(); ++c) {
+    bool const alone = staleness && staleness.alone(flow.cells[c].depth);
+    if (!is_first_holder(flow.cells, c) && (alone || (exchanges && !sums)))
       raise(Errc::bad_schedule, "stage ", flow.cells[c].stage, " has several owners, ",
-            staleness ? "which must update together; use a schedule that flushes"
-                      : "but each worker makes one push of it; give each position 1 replica by "
-                        "Options::replicas, or use a schedule that runs each stage on one rank");
+            alone ? "which must update together; use a schedule that flushes"
+                  : "but each worker makes one push of it; give each position 1 replica by "
+                    "Options::replicas, or use a schedule that runs each stage on one rank");
+  }
   if (!staleness) return {};
   if (staleness.microbatches < 1 || flow.units % static_cast<unsigned>(staleness.microbatches) != 0)
     raise(Errc::bad_schedule, flow.units, " microbatches are no whole number of minibatches of ",

@@ -14,7 +14,9 @@
 #include <vector>
 
 #include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/groups.hpp>
+#include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/program/check_program.hpp>
 #include <stagger/program/describe.hpp>
@@ -25,12 +27,15 @@
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/local_sgd.hpp>
 #include <stagger/train/pipeline.hpp>
 
 #include "split_model.hpp"
 
 using namespace split_model;
+using sg::collective::ParameterServer;
 using sg::partition::Update;
+using sg::staleness::LocalSgd;
 
 namespace {
 
@@ -268,10 +273,130 @@ TEST_CASE("engine/each_pass: an optimizer that counts its steps counts passes", 
   CHECK(difference<double>(train, one) == 0);
 }
 
+namespace {
+
+/// The mean of values and states of several copies of a model, added up as a server does.
+class Means {
+ public:
+  template <class One> explicit Means(One& one) {
+    for (auto& layer : one.parts().parameters) base_.push_back(numbers_of(layer));
+  }
+  template <class One> void take(std::vector<One*> const& ones, std::vector<double> const& shares) {
+    for (std::size_t l = 0; l < base_.size(); ++l) {
+      std::vector<double> mean = base_[l];
+      for (std::size_t n = 0; n < ones.size(); ++n) {
+        auto const own = numbers_of(ones[n]->parts().parameters[l]);
+        for (std::size_t i = 0; i < mean.size(); ++i)
+          mean[i] += shares[n] * (own[i] - base_[l][i]);
+      }
+      base_[l] = mean;
+      for (One* const one : ones) {
+        auto const* from = mean.data();
+        for (auto const& block : one->parts().parameters[l].blocks()) {
+          if (!block.empty()) std::memcpy(block.data(), from, block.size());
+          from += block.size() / sizeof(double);
+        }
+      }
+    }
+  }
+
+ private:
+  template <class Layer> static std::vector<double> numbers_of(Layer& layer) {
+    std::vector<double> numbers;
+    for (auto const& block : layer.blocks()) {
+      auto const* const first = reinterpret_cast<double const*>(block.data());
+      numbers.insert(numbers.end(), first, first + block.size() / sizeof(double));
+    }
+    return numbers;
+  }
+  std::vector<std::vector<double>> base_;  // [layers] the last mean
+};
+
+}  // namespace
+
+TEST_CASE("engine/each_pass: groups that are averaged do what the published loop does",
+          "[engine]") {
+  // Each group updates after each pass, and all continue from their mean after every few batches.
+  std::vector<double> const shares{0.25, 0.75};
+  auto const check = [&](Case const& of, int period, auto const& device_of, double tolerance) {
+    CAPTURE(of.members, of.microbatches, of.cuts, of.counts, period);
+    ParameterServer const server({.workers = 2, .weights = shares});
+    LocalSgd const model{.period = period};
+    auto a = pipeline<double>(device_of(0), each_pass(of), model, server.worker(0));
+    auto b = pipeline<double>(device_of(1), each_pass(of), model, server.worker(1));
+    auto one_a = one_device<double>(of);
+    auto one_b = one_device<double>(of);
+    Means means(one_a);
+    Sequential loop_a(one_a, 1, &all_before);
+    Sequential loop_b(one_b, 1, &all_before);
+    for (int step = 0; step < 2 * period + 1; ++step) {
+      auto const of_a = batch<double>(2 * step, of.microbatches, 17);
+      auto const of_b = batch<double>(2 * step + 1, of.microbatches, 17);
+      static_cast<void>(sg::run_together(a.step(of_a), b.step(of_b)));
+      loop_a.step(of_a, sg::loss::MeanSquaredError<double>{});
+      loop_b.step(of_b, sg::loss::MeanSquaredError<double>{});
+      bool const met = (step + 1) % period == 0;
+      if (met) means.take(std::vector{&one_a, &one_b}, shares);
+      REQUIRE(difference<double>(a, one_a) <= tolerance);
+      REQUIRE(difference<double>(b, one_b) <= tolerance);
+      CHECK((bits(a) == bits(b)) == met);
+    }
+  };
+  auto const threads = [](int n) { return sg::host::Threads{1 + 2 * n}; };
+  sg::sim::VirtualClock clock{.jitter = 0.3, .seed = 5};
+  clock.clock = sg::sim::Clock({.rate = 1e4});
+  clock.costs = sg::schedule::Costs::uniform(1, 1, 1);
+  for (int const period : {1, 4}) {
+    check({.members = 1, .microbatches = 3}, period, threads, 0);
+    check({.members = 1, .microbatches = 3, .counts = {1}}, period, [&](int) { return clock; }, 0);
+    check({.members = 2, .microbatches = 4}, period, threads, 1e-12);
+    check({.members = 3, .microbatches = 3, .cuts = {1}, .counts = {2, 3}}, period, threads, 1e-12);
+    check({.members = 2, .pairs = true, .microbatches = 2}, period, [&](int) { return clock; },
+          1e-12);
+  }
+}
+
+TEST_CASE("engine/each_pass: until it meets the others, a worker has the bits of a pipeline alone",
+          "[engine]") {
+  // Behind a step that fails it continues from the server's weights, as after the last mean.
+  for (Case of : {Case{.microbatches = 4}, Case{.microbatches = 3, .cuts = {3}},
+                  Case{.microbatches = 4, .cuts = {1}, .counts = {3, 2}}}) {
+    of = each_pass(of);
+    CAPTURE(of.cuts, of.counts);
+    for (bool const average_state : {false, true}) {
+      ParameterServer const server({.workers = 1});
+      auto alone = pipeline<double>(sg::host::Threads{1}, of);
+      auto worker = pipeline<double>(sg::host::Threads{3}, of, server.worker(0),
+                                     LocalSgd{.period = 100, .average_state = average_state});
+      auto const first = bits(alone);
+      for (int step = 0; step < 3; ++step) {
+        auto const data = batch<double>(step, of.microbatches, 17);
+        CHECK(sg::run(worker.step(data)).loss == sg::run(alone.step(data)).loss);
+        REQUIRE(bits(worker) == bits(alone));
+      }
+      auto wrong = batch<double>(3, of.microbatches, 17);
+      wrong.inputs[2] = numbers<double>(17, inputs - 1, 3);
+      CHECK_THROWS_WITH(sg::run(worker.step(wrong)), "wrong inputs");
+      CHECK(worker.steps() == 3);
+      if (average_state) {
+        CHECK(bits(worker) == first);
+      } else {  // the failed step has changed no state
+        auto const states = worker.parameters();
+        auto const expected = alone.parameters();
+        for (std::size_t p = 0; p < states.size(); ++p)
+          CHECK(std::equal(states[p].state[0].begin(), states[p].state[0].end(),
+                           expected[p].state[0].begin()));
+      }
+    }
+  }
+}
+
 TEST_CASE("engine/each_pass: a program that updates at another time is refused", "[engine]") {
   using sg::Op;
-  for (Made const& schedule : {made(sg::schedule::OneFOneB{}), made(sg::schedule::GPipe{})}) {
-    auto train = pipeline<double>(sg::host::Threads{1}, each_pass({.schedule = schedule}));
+  auto const check = [](Made const& schedule, auto const&... server) {
+    bool const exchanges = sizeof...(server) != 0;
+    auto train =
+        pipeline<double>(sg::host::Threads{1}, each_pass({.schedule = schedule}), server...);
     auto const& grouped = *train.machine().model.grouped;
     sg::Replicas const& replicas = train.machine().options().replicas;
     sg::LayOutOptions options;
@@ -279,6 +404,9 @@ TEST_CASE("engine/each_pass: a program that updates at another time is refused",
     options.connect_sections = grouped.ops->connect;
     options.staleness = *grouped.updates;
     options.replicas = &replicas;
+    sg::List<sg::GradientGroup> const* const groups = train.machine().groups();
+    options.groups = groups;
+    options.group_gradients = replicas.ops()->group_gradients;
     auto const table =
         grouped.ops->table(grouped, schedule.table({.ranks = 1, .microbatches = 3}), replicas);
     sg::Program const good = sg::lay_out(table, options);
@@ -302,10 +430,28 @@ TEST_CASE("engine/each_pass: a program that updates at another time is refused",
       CHECK(refused(other));
     }
     int applies = 0;
+    int exchanged = 0;
     for (std::size_t r = 0; r < good.ranks.size(); ++r)
       for (std::size_t i = 0; i < good.ranks[r].code.size(); ++i) {
         auto const& code = good.ranks[r].code;
         CAPTURE(r, i, sg::detail::describe(code[i]));
+        if (sg::exchanges(code[i].op)) {
+          ++exchanged;
+          sg::Program again = good;
+          again.ranks[r].code.push_back(code[i]);
+          again.ranks[r].code.back().waits = 0;
+          CHECK(refused(again));
+          if (code[i].op == Op::push) {
+            sg::Program early = good;  // before the rank has updated
+            std::rotate(early.ranks[r].code.begin(),
+                        early.ranks[r].code.begin() + static_cast<std::ptrdiff_t>(i),
+                        early.ranks[r].code.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+            CHECK(refused(early));
+            sg::Program none = good;
+            none.ranks[r].code[i].op = Op::pass;
+            CHECK(refused(none));
+          }
+        }
         if (code[i].op != Op::apply) continue;
         ++applies;
         sg::Program twice = good;
@@ -322,6 +468,12 @@ TEST_CASE("engine/each_pass: a program that updates at another time is refused",
         CHECK(refused(none));
       }
     CHECK(applies == 3 * alone);
+    CHECK(exchanged == (exchanges ? 2 * (alone + 1) : 0));  // one of the two that hold the others
+  };
+  for (Made const& schedule : {made(sg::schedule::OneFOneB{}), made(sg::schedule::GPipe{})}) {
+    check(schedule);
+    ParameterServer const server({.workers = 1});
+    check(schedule, server.worker(0), LocalSgd{.period = 2});
   }
 }
 
@@ -347,4 +499,9 @@ TEST_CASE("engine/each_pass: what cannot be updated alone is refused in one sent
         "or use Update::accumulate");
   CHECK(says({}, sg::collective::AllReduce<>{.shard_optimizer = true})
             .find("AllReduce::shard_optimizer") != std::string::npos);
+  ParameterServer const server({.workers = 2});
+  CHECK(says({}, server.worker(0)) ==
+        "layers that are updated in each pass have no gradient of a step for a parameter server; "
+        "use staleness::LocalSgd, which averages weights, or Update::accumulate");
+  CHECK(says({}, server.worker(0), LocalSgd{.period = 2}).empty());
 }

@@ -149,9 +149,10 @@ class LocalExchange final : public StepExchange {
   }
 
  private:
-  /// Takes the optimizer's step for a cell's layers and, since what comes back from the server is
-  /// written there, for their copies.
+  /// Takes the optimizer's step for a cell's layers, unless they were updated before, and, since
+  /// what comes back from the server is written there, for their copies.
   void update(Instruction const& in) {
+    if (program_->cells[in.cell].alone) return;
     CellLayers const& cell = cells_[in.cell];
     ModelState& model = machine_.model;
     UpdateStep const step{machine_.run.gradient_scale(model, program_->cells[in.cell].rank),

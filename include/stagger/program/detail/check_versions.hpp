@@ -24,7 +24,7 @@ class VersionCheck {
     bool const in_step = staleness && staleness.in_step();
     if (!state.program.training || (state.program.flushes && !in_step)) return;
     per_update_ = std::max(1, staleness.microbatches);
-    per_push_ = state.program.push_minibatches;
+    if (!in_step) per_push_ = state.program.push_minibatches;
     auto const& cells = state.program.cells;
     cells_ = FixedArray<Weights>(cells.size());
     for (std::size_t c = 0; c < cells.size(); ++c) {
@@ -36,10 +36,10 @@ class VersionCheck {
   }
 
   [[gnu::cold]] void read(Instruction const& in) {
+    if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
     if (!alone(in.cell)) {
       if (in.version != 0)
         state_.refuse({"reads another version of its weights than the only one"});
-      if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
       return;
     }
     Weights& own = cells_[in.cell];
@@ -131,13 +131,11 @@ class VersionCheck {
   [[gnu::cold]] void require_last(std::size_t c) const {
     if (state_.program.cells[c].alone != (state_.program.flushes && alone(c)))
       state_.refuse({"says of its weights that they are updated at another time than they are"});
-    if (!alone(c)) {
-      bool const exchanges = state_.program.training && state_.program.exchanges() &&
-                             is_first_holder(state_.program.cells, c);
-      if (!exchanged_.empty() && (exchanges ? exchanged_[c] != pulled : exchanged_[c] >= pushed))
-        state_.refuse({"does not end with one push and one pull of each stage"});
-      return;
-    }
+    bool const exchanges = state_.program.training && state_.program.exchanges() &&
+                           is_first_holder(state_.program.cells, c);
+    if (!exchanged_.empty() && (exchanges ? exchanged_[c] != pulled : exchanged_[c] >= pushed))
+      state_.refuse({"does not end with one push and one pull of each stage"});
+    if (!alone(c)) return;
     Weights const& own = cells_[c];
     int const updates =
         state_.program.flushes ? state_.program.microbatches : state_.program.updates;

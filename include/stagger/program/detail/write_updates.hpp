@@ -23,6 +23,7 @@ class UpdateWriter {
       : flow_(flow),
         versions_(versions),
         push_minibatches_(flow.training ? staleness.push_minibatches : 0),
+        in_step_(staleness.in_step()),
         late_(flow.training && staleness.late != nullptr),
         immediate_(late_ && staleness.immediate),
         updates_made_(flow.cells.size()),
@@ -47,7 +48,7 @@ class UpdateWriter {
     apply.version = updates[next].from;
     apply.next_version = updates[next].to;
     rank.code.push_back(apply);
-    if (push_minibatches_ == 0) return;
+    if (push_minibatches_ == 0 || in_step_) return;
     auto const per_push = static_cast<std::uint32_t>(push_minibatches_);
     if ((next + 1) % per_push != 0 && next + 1 != updates.size()) return;
     Instruction push = apply;
@@ -118,6 +119,7 @@ class UpdateWriter {
   Dataflow const& flow_;
   FixedArray<Versions> const& versions_;
   int push_minibatches_;
+  bool in_step_;  // what is updated is pushed at the end of a step
   bool late_;
   bool immediate_;
   List<std::uint32_t> updates_made_;  // [cells] in the instructions written so far
