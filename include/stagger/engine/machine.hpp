@@ -82,8 +82,7 @@ class Machine : public StepStatus {
       if (std::exchange(end_of_step.updated, false))
         for (LayerPart const& own : end_of_step.layers)
           model.parameters[own.layer].copy_part(own.range, true);
-    if (restores())
-      run.each_updated_early(model, [](LayerParameters& layer) { layer.restore(); });
+    if (restores()) run.each_updated_early(model, [](LayerParameters& layer) { layer.restore(); });
   }
   void gradient_norm(double norm) noexcept { run.gradient_norm = norm; }
 

@@ -286,8 +286,7 @@ class Means {
       std::vector<double> mean = base_[l];
       for (std::size_t n = 0; n < ones.size(); ++n) {
         auto const own = numbers_of(ones[n]->parts().parameters[l]);
-        for (std::size_t i = 0; i < mean.size(); ++i)
-          mean[i] += shares[n] * (own[i] - base_[l][i]);
+        for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += shares[n] * (own[i] - base_[l][i]);
       }
       base_[l] = mean;
       for (One* const one : ones) {
@@ -351,8 +350,9 @@ TEST_CASE("engine/each_pass: groups that are averaged do what the published loop
     check({.members = 1, .microbatches = 3, .counts = {1}}, period, [&](int) { return clock; }, 0);
     check({.members = 2, .microbatches = 4}, period, threads, 1e-12);
     check({.members = 3, .microbatches = 3, .cuts = {1}, .counts = {2, 3}}, period, threads, 1e-12);
-    check({.members = 2, .pairs = true, .microbatches = 2}, period, [&](int) { return clock; },
-          1e-12);
+    check(
+        {.members = 2, .pairs = true, .microbatches = 2}, period, [&](int) { return clock; },
+        1e-12);
   }
 }
 
