@@ -39,15 +39,18 @@ auto const steps = [](auto& train, auto const& batch) { return train.step(batch)
 /// @param make  (worker) -> trainer. @param take  (trainer, batch) -> step
 template <class Make, class Take, class Model = sg::staleness::Synchronous>
 long allocations_of_rounds(int workers, std::vector<int> layer_processes, Make make, Take take,
-                           Model const& staleness = {}) {
+                           Model const& staleness = {},
+                           std::vector<std::size_t> const& lengths = {8}) {
   sg::mpi::ParameterServer const server(
       {.workers = workers, .layer_processes = std::move(layer_processes)}, sgd, staleness);
   long count = 0;
   {
     auto train = make(server);
-    auto const data = batch(8);
+    std::vector<decltype(batch(0))> batches;
+    for (std::size_t const length : lengths) batches.push_back(batch(length));
     auto const rounds = [&](int how_many) {
-      for (int round = 0; round < how_many; ++round) sg::run(take(train, data));
+      for (int round = 0; round < how_many; ++round)
+        for (auto const& each : batches) sg::run(take(train, each));
       MPI_Barrier(MPI_COMM_WORLD);
     };
     rounds(2);
@@ -96,8 +99,8 @@ TEST_CASE("mpi/allocation: none in a stream of a worker, nor in its servers, aft
   for (auto const& where : placements())
     CHECK(allocations_of_rounds(
               processes(), where,
-              [](auto const& server) { return streaming(server.worker(process())); },
-              streams) == 0);
+              [](auto const& server) { return streaming(server.worker(process())); }, streams, {},
+              {5, 8, 11}) == 0);
 }
 
 TEST_CASE("mpi/allocation: none in a worker that lies in several processes", "[mpi]") {
@@ -121,6 +124,23 @@ TEST_CASE("mpi/allocation: none in a worker that lies in several processes", "[m
                     cuts);
               },
               streams) == 0);
+  }
+}
+
+TEST_CASE("mpi/allocation: none in streams of several lengths once each was seen", "[mpi]") {
+  std::vector<int> const cuts = processes() == 1 ? std::vector<int>{} : std::vector<int>{2};
+  if (processes() > 2) return;
+  for (auto const& where : placements()) {
+    CHECK(allocations_of_rounds(1, where,
+                                [&](auto const& server) {
+                                  return with(
+                                      sg::staleness::WaveSynchronous{
+                                          .in_flight = 4,
+                                          .adds = sg::staleness::Adds::in_worker_order},
+                                      sg::schedule::Fifo{.in_flight = 4}, server.worker(0),
+                                      sg::mpi::Processes{}, cuts);
+                                },
+                                streams, {}, {5, 8, 11}) == 0);
   }
 }
 

@@ -83,7 +83,7 @@ class ProcessesBackend {
   /// @param process_of  [ranks]
   void load(std::vector<int> const& process_of) {
     auto const& program = machine_.program();
-    detail::Placement wanted(process_of, channels_.size(), channels_.rank());
+    wanted_.assign(process_of, channels_.size(), channels_.rank());
     // The deadline is shorter after a failed step, since the others then answer soon or not at all.
     bool const again = must_load_ && !placement_.empty();
     double const join_deadline_s =
@@ -92,10 +92,10 @@ class ProcessesBackend {
     codec_.edges.require_portable(process_of.data());
     if (program.training && channels_.size() > 1)
       stagger::detail::require_numbers(machine_.optimizer_digest());
-    owners_.allocate(codec_, wanted);
-    agreement_.reach(world_, channels_, steps_.round(), program, wanted, prepares_,
+    owners_.allocate(codec_, wanted_);
+    agreement_.reach(world_, channels_, steps_.round(), program, wanted_, prepares_,
                      join_deadline_s);
-    placement_ = std::move(wanted);
+    std::swap(placement_, wanted_);
     owners_.move(world_, codec_, placement_);
     sums_.load(codec_, placement_, world_, join_deadline_s);
     steps_.load(placement_);
@@ -141,6 +141,7 @@ class ProcessesBackend {
   detail::SentCounts sent_;
   detail::StepRun steps_;
   detail::Placement placement_{};
+  detail::Placement wanted_{};  // while a program is loaded, that of it
   detail::Owners owners_{};
   detail::LoadAgreement agreement_{};
   bool prepares_ = false;  // instead of taking a step

@@ -138,16 +138,12 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
   });
 }
 
-[[nodiscard]] inline std::uint64_t digest_of(std::vector<collective::Fact> const& facts) noexcept {
-  stagger::detail::Digest all;
-  for (auto const& fact : facts) all.add(fact.name).add(fact.value);
-  return all.value();
-}
-
 /// The facts of a program that must be equal in all processes: what every rank does, and where it
 /// runs.
+/// @param prepares  whether the program is only prepared, and no step follows
 [[nodiscard]] inline std::vector<collective::Fact> facts_of(Program const& program,
-                                                            Placement const& placement) {
+                                                            Placement const& placement,
+                                                            bool prepares) {
   std::vector<collective::Fact> facts;
   facts.push_back({"what the step does", program.training ? "training" : "forward only"});
   facts.push_back({"the number of microbatches", std::to_string(program.microbatches)});
@@ -160,13 +156,27 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
   for (std::size_t r = 0; r < program.ranks.size(); ++r)
     facts.push_back(
         {text("the program of rank ", r), stagger::detail::digest_of(program.ranks[r]).hex()});
+  facts.push_back({"what is asked for", prepares ? "Trainer::prepare" : "a step"});
   return facts;
+}
+/// A digest of these facts, for which nothing is allocated.
+[[nodiscard]] inline std::uint64_t digest_of(Program const& program, Placement const& placement,
+                                             bool prepares) noexcept {
+  stagger::detail::Digest all;
+  all.numbers(program.training, program.microbatches, program.ranks.size(), prepares,
+              program.groups.size());
+  for (int r = 0; r < placement.ranks(); ++r) all.numbers(placement.process_of(r));
+  for (GradientGroup const& group : program.groups)
+    all.numbers(group.stage, group.lowest, group.highest);
+  for (RankProgram const& rank : program.ranks)
+    all.numbers(stagger::detail::digest_of(rank).value());
+  return all.value();
 }
 
 /// The meeting of all processes before they load a program.
 class LoadAgreement {
  public:
-  /// @param prepares  whether the program is only prepared, and no step follows
+  /// @param prepares  as in facts_of
   /// @throws Error  the reason why a process could not begin the round; mismatch with a process
   /// that loads another program or none; deadline for one that does not arrive
   void reach(Exchange& world, Channels& channels, Round& round, Program const& program,
@@ -174,14 +184,13 @@ class LoadAgreement {
     if (channels.size() == 1) return;
     round.begin_load();
     Stamp const& stamp = round.stamp();
-    auto facts = facts_of(program, placement);
-    facts.push_back({"what is asked for", prepares ? "Trainer::prepare" : "a step"});
-    std::uint64_t const digest = digest_of(facts);
+    std::uint64_t const digest = digest_of(program, placement, prepares);
     auto message = channels.blank();
     message->payload.add(digest);
     channels.post_to_all(std::move(message), stamp, notice_of_load);
     int const here = channels.rank();
-    came_ = FixedArray<bool>(channels.size());
+    if (came_.size() == 0) came_ = FixedArray<bool>(channels.size());
+    std::fill(came_.begin(), came_.end(), false);
     came_[here] = true;
     bool same = true;
     auto const deliver = [&](int peer, Envelope const& envelope, ByteReader& in) {
@@ -206,7 +215,8 @@ class LoadAgreement {
               " s; see whether it lives, and ask for the same in all processes");
       if (!moved) waiting.pause();
     }
-    if (!same) agree(world, facts, seconds);  // throws an error that names the difference
+    if (!same)  // throws an error that names the difference
+      agree(world, facts_of(program, placement, prepares), seconds);
   }
 
  private:

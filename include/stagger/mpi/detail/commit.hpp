@@ -5,6 +5,7 @@
 /// @source D. Skeen, "Nonblocking Commit Protocols", SIGMOD 1981: a phase between the votes and the
 ///         commit, in which a process that has fallen silent may be left out.
 
+#include <algorithm>
 #include <cstddef>
 
 #include <stagger/core/fixed_array.hpp>
@@ -35,8 +36,11 @@ class Commit {
                         placement.processes() > 1 && program.computing > 1;
     ranks_ = needed ? program.computing : 0;
     handed_ = 0;
-    takes_part_ = FixedArray<bool>(placement.processes());
-    knows_ = FixedArray<bool>(placement.processes());
+    if (knows_.size() == 0) {
+      takes_part_ = FixedArray<bool>(placement.processes());
+      knows_ = FixedArray<bool>(placement.processes());
+    }
+    std::fill(takes_part_.begin(), takes_part_.end(), false);
     for (int r = 0; r < ranks_; ++r) {
       bool& takes_part = takes_part_[placement.process_of(r)];
       if (!takes_part && hands_over) ++handed_;

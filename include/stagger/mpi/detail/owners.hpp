@@ -24,17 +24,18 @@ class Owners {
   /// Allocates what `move` needs, so that a process without memory for it reports that before the
   /// others wait.
   void allocate(HeldParameters const& held, Placement const& placement) const {
-    if (home_.empty() || places_of(held, placement) == cells_) return;
+    if (home_.empty() || has_places(held, placement)) return;
     for (std::size_t l = 0; l < home_.size(); ++l) held.machine.parameters()[l].hold();
   }
 
   /// Called for each further program. Before the first one all processes have all values; if a
   /// later one assigns stages to other processes, these receive them. All processes call it.
   void move(Exchange& world, HeldParameters const& held, Placement const& placement) {
-    auto cells = places_of(held, placement);
-    if (cells == cells_) return;
+    if (has_places(held, placement)) return;
     gather(world, held, -1);
-    cells_ = std::move(cells);
+    cells_.clear();
+    for (Cell const& cell : held.program().cells)
+      cells_.push_back({cell.stage, placement.process_of(cell.rank)});
     home_.clear();
     for (std::size_t l = 0; l < held.machine.parameters().size(); ++l)
       home_.push_back(placement.process_of(held.owner_of(l)));
@@ -110,17 +111,21 @@ class Owners {
  private:
   using Whole = stagger::detail::Grouped::Whole;
   using Blocks = std::array<std::vector<std::byte>, 3>;  // values, then states
+  struct Place {
+    int stage = 0;
+    int process = 0;
+  };
 
   static constexpr char const* gathering = "bring parameters to where they are asked for";
 
-  [[nodiscard]] static std::vector<int> places_of(HeldParameters const& held,
-                                                  Placement const& placement) {
-    std::vector<int> cells;
-    for (Cell const& cell : held.program().cells) {
-      cells.push_back(cell.stage);
-      cells.push_back(placement.process_of(cell.rank));
-    }
-    return cells;
+  /// Whether stages lie where they lay in the program before.
+  [[nodiscard]] bool has_places(HeldParameters const& held, Placement const& placement) const {
+    auto const& cells = held.program().cells;
+    return std::equal(cells.begin(), cells.end(), cells_.begin(), cells_.end(),
+                      [&](Cell const& cell, Place const& before) {
+                        return cell.stage == before.stage &&
+                               placement.process_of(cell.rank) == before.process;
+                      });
   }
 
   /// For a parameter of which members of a group have pieces: puts one into the whole, which
@@ -193,8 +198,8 @@ class Owners {
     return shown;
   }
 
-  std::vector<int> cells_{};  // stage and process of each
-  std::vector<int> home_{};   // [layers] a process that has them; none before the first program
+  std::vector<Place> cells_{};  // of the program before
+  std::vector<int> home_{};     // [layers] a process that has them; none before the first program
 };
 
 }  // namespace stagger::mpi::detail

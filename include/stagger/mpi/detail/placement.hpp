@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <vector>
 
-#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/program.hpp>
 
@@ -17,12 +16,16 @@ class Placement {
   Placement() = default;
   /// @param process_of  [ranks]
   /// @param here        the process that asks
-  Placement(std::vector<int> const& process_of, int processes, int here)
-      : runs_(process_of.size() * static_cast<unsigned>(processes)),
-        ranks_(static_cast<int>(process_of.size())),
-        processes_(processes),
-        here_(here) {
+  Placement(std::vector<int> const& process_of, int processes, int here) {
+    assign(process_of, processes, here);
+  }
+  /// Becomes another placement, in the memory of this one if that is enough.
+  void assign(std::vector<int> const& process_of, int processes, int here) {
     process_of_.assign(process_of.data(), process_of.size());
+    runs_.assign(process_of.size() * static_cast<unsigned>(processes), false);
+    ranks_ = static_cast<int>(process_of.size());
+    processes_ = processes;
+    here_ = here;
     for (int r = 0; r < ranks_; ++r) runs_[process_of_[r] * ranks_ + r] = true;
   }
 
@@ -56,8 +59,8 @@ class Placement {
   }
 
  private:
-  List<int> process_of_{};   // [ranks]
-  FixedArray<bool> runs_{};  // [processes][ranks]
+  List<int> process_of_{};  // [ranks]
+  List<bool> runs_{};       // [processes][ranks]
   int ranks_ = 0;
   int processes_ = 0;
   int here_ = 0;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <stagger/mpi/detail/message_codec.hpp>
@@ -18,34 +19,42 @@ class Routes {
  public:
   void find(MessageCodec const& codec, Placement const& placement) {
     auto const& program = codec.program();
-    std::vector<std::vector<int>> receivers(program.signals.size());
-    std::vector<std::size_t> given(program.signals.size());
+    found_.clear();
+    given_.assign(program.signals.size(), 0);
     for (int r = 0; r < placement.ranks(); ++r) {
       int const process = placement.process_of(r);
       for (Wait const& wait : program.ranks[r].waits) {
-        auto& known = receivers[wait.signal];
         int const sender = program.signals[wait.signal].sender;
-        if (sender == SignalEnds::outside || placement.process_of(sender) == process) continue;
-        if (std::find(known.begin(), known.end(), process) == known.end()) known.push_back(process);
+        if (sender != SignalEnds::outside && placement.process_of(sender) != process)
+          found_.emplace_back(wait.signal, process);
       }
       if (process != placement.here()) continue;
       for (Instruction const& in : program.ranks[r].code)
-        for (std::size_t g = 0; g < in.signal_count; ++g) ++given[in.signal[g]];
+        for (std::size_t g = 0; g < in.signal_count; ++g) ++given_[in.signal[g]];
     }
+    std::sort(found_.begin(), found_.end());
+    found_.erase(std::unique(found_.begin(), found_.end()), found_.end());
     first_receiver_.assign(1, 0);
     receivers_.clear();
-    first_pool_.assign(given.size(), 0);
+    first_pool_.assign(given_.size(), 0);
     pools_.clear();
-    for (std::uint32_t which = 0; which < given.size(); ++which) {
-      receivers_.insert(receivers_.end(), receivers[which].begin(), receivers[which].end());
+    for (std::uint32_t which = 0; which < given_.size(); ++which) {
+      while (receivers_.size() < found_.size() && found_[receivers_.size()].first == which)
+        receivers_.push_back(found_[receivers_.size()].second);
+      std::size_t const count = receivers_.size() - first_receiver_.back();
       first_receiver_.push_back(receivers_.size());
-      if (given[which] == 0 || receivers[which].empty()) continue;
+      if (given_[which] == 0 || count == 0) continue;
       first_pool_[which] = pools_.size() + 1;
       if (codec.carries_group(which))
-        pools_.insert(pools_.end(), given[which], receivers[which].size());
+        pools_.insert(pools_.end(), given_[which], count);
       else
-        pools_.push_back(receivers[which].size() * codec.edges.under_way(which, given[which]));
+        pools_.push_back(count * codec.edges.under_way(which, given_[which]));
     }
+  }
+  /// Adds a pool. @return its number
+  std::size_t add_pool(std::size_t count) {
+    pools_.push_back(count);
+    return pools_.size();
   }
 
   /// The other processes whose ranks wait for a signal.
@@ -63,9 +72,11 @@ class Routes {
   [[nodiscard]] std::vector<std::size_t> const& pools() const noexcept { return pools_; }
 
  private:
-  std::vector<std::size_t> first_receiver_{};  // [signals + 1]
-  std::vector<int> receivers_{};               // by signal
-  std::vector<std::size_t> first_pool_{};      // [signals]
+  std::vector<std::pair<std::uint32_t, int>> found_{};  // signals, and processes that wait for them
+  std::vector<std::size_t> given_{};                    // [signals] how often, by this process
+  std::vector<std::size_t> first_receiver_{};           // [signals + 1]
+  std::vector<int> receivers_{};                        // by signal
+  std::vector<std::size_t> first_pool_{};               // [signals]
   std::vector<std::size_t> pools_{};
 };
 

@@ -73,13 +73,13 @@ class StepRun {
     watch_.load(placement);
     commit_.load(program, placement, machine_.shards());
     routes_.find(codec_, placement);
-    auto pools = routes_.pools();
-    pools.push_back(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
-    channels_.provide(pools);
+    std::size_t const handed_over =
+        routes_.add_pool(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
+    channels_.provide(routes_.pools());
     codec_.hold(placement.runs_here());
     codec_.clear_gradients();
     codec_.share_updates(placement.runs_here());
-    exchange_.load(codec_, placement, pools.size());
+    exchange_.load(codec_, placement, handed_over);
   }
 
   /// Runs the ranks of this process until all of all processes have finished. @return whether they have

@@ -24,7 +24,7 @@ class Watch {
   using Clock = std::chrono::steady_clock;
 
   void load(Placement const& placement) {
-    heard_at_ = FixedArray<Clock::time_point>(placement.processes());
+    if (heard_at_.size() == 0) heard_at_ = FixedArray<Clock::time_point>(placement.processes());
     at_.assign(static_cast<std::size_t>(placement.ranks()), 0);
   }
   void begin_step() {
