@@ -267,7 +267,7 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     REQUIRE_THAT(said(mangled), Contains("does not agree with its checksum"));
     auto large = asked;
     std::uint64_t const elements = 1ULL << 50U;
-    std::memcpy(large.data() + 64 + sg::detail::policy_words(sgd).size(), &elements, 8);
+    std::memcpy(large.data() + 68 + sg::detail::policy_words(sgd).size(), &elements, 8);
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, large)),
                  Contains("raise model_bytes"));
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, request(7, sgd, 4))),

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/join_request.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
@@ -395,6 +394,40 @@ TEST_CASE(
   check(LocalSgd{.period = 1});
 }
 
+TEST_CASE("engine/groups: a durable server that is started again has what groups had", "[engine]") {
+  auto const check = [](auto const& model, auto const& make) {
+    TemporaryFolder const folder;
+    sg::collective::ServerOptions const options{.workers = 2, .durable = folder.path()};
+    ParameterServer const near({.workers = 2});
+    auto c = make(4, 2, model, near.worker(0));
+    auto d = make(2, 2, model, near.worker(1));
+    for (int life = 0; life < 2; ++life) {
+      ParameterServer const server(options);
+      auto a = make(4, 2, model, server.worker(0));
+      auto b = make(2, 2, model, server.worker(1));
+      for (int step = 4 * life; step < 4 * life + 4; ++step) {
+        auto const of_a = map_batch(2 * step);
+        auto const of_b = map_batch(2 * step + 1);
+        static_cast<void>(sg::run_together(a.step(of_a), b.step(of_b)));
+        static_cast<void>(sg::run_together(c.step(of_a), d.step(of_b)));
+        REQUIRE(difference<double>(a, c, 1) == 0);
+        REQUIRE(difference<double>(b, d, 1) == 0);
+      }
+    }
+    ParameterServer const server(options);
+    CHECK_THROWS_WITH(make(4, 4, model, server.worker(0)),
+                      Catch::Matchers::Contains("share layers as 'group 4, layers 1 by outputs 2 "
+                                                "by outputs', those of the others as 'group 2, "));
+    CHECK_THROWS_WITH(make(4, 1, model, server.worker(0)),
+                      Catch::Matchers::Contains("share layers as 'none', those of the others as "));
+  };
+  auto const make = [](int ranks, int group, auto const&... policy) {
+    return plain_pipeline(ranks, group, optimizer(), policy...);
+  };
+  check(Synchronous{}, make);
+  check(LocalSgd{.period = 2}, make);
+}
+
 TEST_CASE("engine/replicas: what workers with replicas cannot do is refused in one sentence",
           "[engine]") {
   auto const says = [](auto make) -> std::string {
@@ -417,22 +450,6 @@ TEST_CASE("engine/replicas: what workers with replicas cannot do is refused in o
   CHECK(says([&] {
           return plain_pipeline(2, 2, LocalSgd{.period = 2}, server.worker(1));
         }).empty());  // the others may have fewer groups
-  TemporaryFolder const folder;
-  ParameterServer const durable({.workers = 1, .durable = folder.path()});
-  CHECK(says([&] { return plain_pipeline(2, 2, LocalSgd{.period = 2}, durable.worker(0)); }) ==
-        "a parameter server does not keep in a folder which layers groups of ranks share; use one "
-        "without ServerOptions::durable, or leave partition::LayerSplit out");
-  CHECK(
-      says([&] { return plain_pipeline(2, 1, LocalSgd{.period = 2}, durable.worker(0)); }).empty());
-  sg::detail::WorkerRules rules;
-  rules.shared = "group 2, layers 1 by outputs";
-  CHECK(says([&] {
-          sg::collective::detail::require_remote(1, rules);
-          return 0;
-        }) ==
-        "groups of ranks of worker 1 share layers, which a server in another process cannot "
-        "compare; use a collective::ParameterServer in this process, or leave "
-        "partition::LayerSplit out");
   ParameterServer const late({.workers = 1});
   auto const with = [&](auto const&... policy) {
     sg::Options options;
