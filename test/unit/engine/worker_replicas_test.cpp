@@ -21,8 +21,11 @@
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
@@ -130,6 +133,53 @@ TEST_CASE("engine/replicas: two workers with two each have the bits of one pipel
     check(4, 1, Synchronous{}, split);
     check(2, 4, LocalSgd{.period = 1}, split);
     check(4, 8, LocalSgd{.period = 1}, split);
+  }
+}
+
+TEST_CASE("engine/replicas: workers that drift apart have the bits of workers of one rank",
+          "[engine]") {
+  using namespace sg::staleness;
+  sg::partition::LayerSplit<> const split{.group = 2, .threshold = 0};
+  for (int const threads : {1, 2, 4}) {
+    sg::host::Threads const device{threads};
+    auto const check = [&](int ranks, std::vector<int> const& order, auto const& model,
+                           auto const&... more) {
+      CAPTURE(threads, ranks, order);
+      ParameterServer const server({.workers = 2, .shards = 2});
+      ParameterServer const simple({.workers = 2});
+      auto const replicated = [&](int n) {
+        return exact_pipeline(ranks, device, model, server.worker(n), more...);
+      };
+      auto const single = [&](int n) {
+        return exact_pipeline(1, sg::host::Threads{1}, model, simple.worker(n));
+      };
+      std::vector<decltype(replicated(0))> of_ranks;
+      std::vector<decltype(single(0))> expected;
+      for (int n = 0; n < 2; ++n) {
+        of_ranks.push_back(replicated(n));
+        expected.push_back(single(n));
+      }
+      for (std::size_t step = 0; step < order.size(); ++step) {
+        auto const n = static_cast<std::size_t>(order[step]);
+        Batch<double> const data = exact_batch(step);
+        double const loss = sg::run(expected[n].step(data)).loss;
+        CHECK(sg::run(of_ranks[n].step(data)).loss == Approx(loss).epsilon(1e-10));
+        REQUIRE(values_apart(of_ranks[n], expected[n]) == 0);
+      }
+    };
+    auto const check_all = [&](int ranks, auto const&... more) {
+      std::vector<int> const drift{0, 1, 0, 0, 1, 1};  // two steps apart
+      for (Pushes const pushes : {Pushes::gradients, Pushes::changes}) {
+        check(ranks, drift, Asynchronous{pushes}, more...);
+        check(ranks, drift, StaleSynchronous{2, pushes}, more...);
+      }
+      for (int const bound : {2, 3})
+        check(ranks, drift, StaleSynchronous{bound, Pushes::changes, Adds::in_worker_order},
+              more...);
+      check(ranks, {0, 1, 0, 1, 0, 1}, RoundRobinSynchronous{}, more...);
+    };
+    check_all(2);
+    check_all(4, split);
   }
 }
 
