@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/digest.hpp>
@@ -34,6 +35,25 @@ using stagger::detail::WorkerRules;
           "'; give all the same");
 }
 
+/// What a worker pushes and how it is added, as text.
+[[nodiscard]] [[gnu::cold]] inline std::string pushes_of(WorkerRules const& rules) {
+  constexpr char const* pushes[] = {"gradients", "changes", "weights", "weights and states"};
+  constexpr char const* adds[] = {"on arrival", "in the order of workers", "in turn"};
+  return text(pushes[static_cast<int>(rules.pushes)], ", to be added ",
+              adds[static_cast<int>(rules.adds)]);
+}
+/// The parameters of a layer, as text.
+[[nodiscard]] [[gnu::cold]] inline std::string parameters_of(LayerShape const& layer) {
+  std::string all;
+  for (std::size_t i = 0; i < layer.count(); ++i) {
+    auto const& each = layer.declaration(i);
+    all += text(each.name, ": ", each.size,
+                each.type == stagger::ElementType::f32 ? " floats" : " doubles",
+                each.decays ? ", " : " without decay, ");
+  }
+  return text(all, layer.bytes_of_values(), " bytes in all");
+}
+
 /// @throws Error  mismatch, naming what differs
 [[gnu::cold]] inline void require_same_rules(int worker, WorkerRules const& rules,
                                              WorkerRules const& others) {
@@ -41,11 +61,15 @@ using stagger::detail::WorkerRules;
     raise(Errc::mismatch, "worker ", worker, " pushes after every ",
           counted(rules.push_minibatches, "minibatch"), ", the others after ",
           others.push_minibatches, "; give all workers the same staleness model");
-  if (rules.pushes != others.pushes || rules.adds != others.adds || rules.late != others.late ||
+  if (rules.pushes != others.pushes || rules.adds != others.adds)
+    raise(Errc::mismatch, "worker ", worker, " pushes ", pushes_of(rules),
+          ", where the others push ", pushes_of(others),
+          "; give all workers the same staleness model");
+  if (rules.late != others.late ||
       (rules.late != nullptr && !rules.late->equal(rules.late_policy, others.late_policy)))
-    raise(Errc::mismatch, "worker ", worker,
-          " pushes something else, or to be added in another way, than the others; give all "
-          "workers the same staleness model");
+    raise(Errc::mismatch, "layers of worker ", worker,
+          " are late by another rule than those of the others; give all workers the same "
+          "staleness model, with the same numbers");
   if (rules.shared != others.shared)
     raise(Errc::mismatch, "groups of ranks of worker ", worker, " share layers as '",
           rules.shared.empty() ? "none" : rules.shared, "', those of the others as '",
@@ -62,19 +86,17 @@ using stagger::detail::WorkerRules;
 /// @throws Error  likewise
 [[gnu::cold]] inline void require_same_layer(int worker, std::size_t l, LayerShape const& layer,
                                              LayerShape const& others) {
-  if (layer.bytes_of_values() != others.bytes_of_values())
-    raise(Errc::mismatch, "layer ", l, " of worker ", worker, " has parameters of ",
-          layer.bytes_of_values(), " bytes, that of the others of ", others.bytes_of_values(),
-          "; workers train one model");
-  bool same = layer.count() == others.count();
+  bool same =
+      layer.count() == others.count() && layer.bytes_of_values() == others.bytes_of_values();
   for (std::size_t i = 0; same && i < layer.count(); ++i) {
     auto const& a = layer.declaration(i);
     auto const& b = others.declaration(i);
     same = a.name == b.name && a.type == b.type && a.size == b.size && a.decays == b.decays;
   }
   if (!same)
-    raise(Errc::mismatch, "the parameters of layer ", l, " of worker ", worker,
-          " have other names, sizes or types than those of the others; workers train one model");
+    raise(Errc::mismatch, "layer ", l, " of worker ", worker, " has the parameters '",
+          parameters_of(layer), "', that of the others '", parameters_of(others),
+          "'; workers train one model");
 }
 
 }  // namespace stagger::collective::detail

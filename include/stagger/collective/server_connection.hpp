@@ -66,8 +66,8 @@ class ServerConnection final : public MessageEnd {
       return received_.span().subspan(message.kind == push_rest ? all - message.bytes : 0,
                                       message.bytes);
     }
-    if (message.bytes != (pushes ? sizes_[message.layer] : 0))
-      refuse_message(message, "has not the length of the layer");
+    std::size_t const bytes = pushes ? sizes_[message.layer] : 0;
+    if (message.bytes != bytes) refuse(message, "should have ", bytes, " bytes");
     return received_.span().first(message.bytes);
   }
 
@@ -105,6 +105,14 @@ class ServerConnection final : public MessageEnd {
   }
 
  private:
+  template <class... Reason>
+  [[noreturn]] void refuse(Message const& message, Reason const&... reason) const {
+    refuse_message(message, text("of worker ", worker_, " ", reason...).c_str());
+  }
+  [[noreturn]] void refuse_push(Message const& message, std::uint64_t made) const {
+    refuse(message, "is push ", message.number, ", where push ", made + 1, " comes next");
+  }
+
   void take(Message const& message) {
     using enum MessageKind;
     std::size_t const l = message.layer;
@@ -112,7 +120,8 @@ class ServerConnection final : public MessageEnd {
                            (message.kind >= push_rest && message.kind <= ask_choice);
     if (of_stream && message.stream != stream_) {
       if (message.stream < stream_) return;  // that stream has ended
-      refuse_message(message, "is of a stream that has not begun");
+      refuse(message, "is of stream ", message.stream, ", where the last one to begin was ",
+             stream_);
     }
     switch (message.kind) {
       case join:
@@ -161,7 +170,7 @@ class ServerConnection final : public MessageEnd {
       case push_rest: {
         std::uint64_t const made = server_->pushes(client_, l);
         server_->require_active(client_);  // else others' pushes may be counted for it
-        if (message.number != made + 1) refuse_message(message, "is of another push than the next");
+        if (message.number != made + 1) refuse_push(message, made);
         return server_->push(client_, l, received_.data(), false,
                              {sizes_[l] - message.bytes, sizes_[l]});
       }
@@ -186,7 +195,7 @@ class ServerConnection final : public MessageEnd {
   void add(Message const& message) {
     server_->require_active(client_);
     std::uint64_t const made = server_->pushes(client_, message.layer);
-    if (message.number > made + 1) refuse_message(message, "leaves out a push");
+    if (message.number > made + 1) refuse_push(message, made);
     if (message.number == made + 1)
       server_->push(client_, message.layer, received_.data(),
                     message.kind == MessageKind::last_push, {0, message.bytes});
@@ -207,7 +216,8 @@ class ServerConnection final : public MessageEnd {
     std::size_t const choice_bytes =
         request.in_parts ? sizes_.size() * sizeof(double) : (sizes_.size() + 7) / 8;
     outbox_.reset(request.worker, 4 * sizes_.size() + 16, late_ ? choice_bytes : 0);
-    client_ = server_->join(request.worker, {request.layers.data(), request.layers.size()},
+    worker_ = request.worker;
+    client_ = server_->join(worker_, {request.layers.data(), request.layers.size()},
                             request.digests, rules, outbox_);
     joining_ = nullptr;
     joined_ = true;
@@ -246,6 +256,7 @@ class ServerConnection final : public MessageEnd {
   RemoteRules const& rules_;
   std::unique_ptr<JoiningWorker> joining_;  // null once it has joined
   bool joined_ = false;                     // the worker has joined and not left
+  int worker_ = 0;
   int client_ = 0;
   std::uint32_t stream_ = 0;    // the stream that the worker began last
   std::uint32_t failures_ = 0;  // earlier streams that failed

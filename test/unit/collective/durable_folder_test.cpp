@@ -371,7 +371,7 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
     });
   };
   CHECK(joined(model(), rules()) == "accepted");
-  CHECK_THAT(joined(model("v"), rules()), Contains("have other names"));
+  CHECK_THAT(joined(model("v"), rules()), Contains("has the parameters 'v: 16 floats"));
   CHECK_THAT(joined(model("w", 5 * length), rules()), Contains("workers train one model"));
   CHECK_THAT(joined(model(), rules(Adds::on_arrival)), Contains("the same staleness model"));
   CHECK_THAT(joined(model(), rules(Adds::in_worker_order, Pushes::changes, {.rate = 0.5})),

@@ -18,12 +18,12 @@
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "full.hpp"
 #include "workers_oracle.hpp"
 
 namespace sg = stagger;
@@ -59,32 +59,13 @@ TEST_CASE(
         }
 }
 
-TEST_CASE("train/StaleSynchronous: steps that push changes have the bits of a sequential loop",
-          "[train]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (int const bound : {0, 1, 3})
-      for (int const threads : {1, 2, 4})
-        for (bool const late : {false, true}) {
-          if (!full() && (workers + bound + threads + (late ? 1 : 0)) % 3 != 0) continue;
-          CAPTURE(workers, bound, threads, late);
-          sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-          late ? compare_changes_on_threads(Stale{workers, bound}, server, threads, SlowSgd{sgd})
-               : compare_changes_on_threads(Stale{workers, bound}, server, threads, adam);
-        }
-}
-
-TEST_CASE("train/ParameterServer: a user's own model of steps pushes changes", "[train]") {
-  sg::collective::ParameterServer const server({.workers = 3});
-  compare_changes_on_threads(Slow<true>{}, server, 2, sgd);
-}
-
 TEST_CASE("train/WaveSynchronous: a slow worker changes no bit", "[train]") {
   compare_in_process(Waves{3, 4, 1}, {{2}, {1}}, 2, 20, SlowSgd{sgd});
 }
 
 TEST_CASE("train/ParameterServer: a user's own model has the bits of a sequential loop",
           "[train]") {
-  compare_in_process(Slow<>{}, {{2}, {1}}, 2, 20, sgd);
+  compare_in_process(Slow{}, {{2}, {1}}, 2, 20, sgd);
 }
 
 TEST_CASE(
@@ -248,12 +229,7 @@ namespace {
 struct Ahead : sg::staleness::StaleSynchronous {
   [[nodiscard]] constexpr int needs(int step) const noexcept { return step + 1; }
 };
-/// Takes steps that are pushed two at a time.
-struct Pairs : sg::staleness::StaleSynchronous {
-  [[nodiscard]] constexpr int minibatches() const noexcept { return 2; }
-};
-/// Sets no limit to how far workers are apart.
-struct Boundless : sg::staleness::Asynchronous {
+struct Late : sg::staleness::StaleSynchronous {
   static constexpr auto adds = sg::staleness::Adds::in_worker_order;
 };
 
@@ -263,19 +239,46 @@ TEST_CASE("train/ParameterServer: refuses models that cannot be", "[train]") {
   sg::collective::ParameterServer const server({.workers = 2});
   REQUIRE_THROWS_WITH(stepping(Ahead{}, server, 0, sgd),
                       Catch::Matchers::Contains("needs 1 pushes of every worker at minibatch 0"));
-  using sg::staleness::Adds;
-  using sg::staleness::Pushes;
-  sg::staleness::StaleSynchronous const exact{.bound = 2, .adds = Adds::in_worker_order};
-  REQUIRE_THROWS_WITH(stepping(exact, server, 0, sgd),
-                      Catch::Matchers::Contains("would lack its own; let it add on arrival, or "
-                                                "push changes"));
-  REQUIRE_THROWS_WITH(stepping(Boundless{{Pushes::changes}}, server, 0, sgd),
-                      Catch::Matchers::Contains("would keep all of its changes"));
-  REQUIRE_THROWS_WITH(stepping(Pairs{}, server, 0, sgd),
-                      Catch::Matchers::Contains("a step is one push"));
-  sg::staleness::StaleSynchronous mean = exact;
-  mean.pushes = Pushes::weights;
-  REQUIRE_THROWS_WITH(stepping(mean, server, 0, sgd),
-                      Catch::Matchers::Contains("take staleness::LocalSgd, or let the model push "
-                                                "gradients or changes"));
+  REQUIRE_THROWS_WITH(stepping(Late{{.bound = 2}}, server, 0, sgd),
+                      Catch::Matchers::Contains("would lack its own"));
+  auto const clipping = [&](auto const&... model) {
+    return sg::Pipeline{sg::Sequential{std::vector<Layer>{Layer(0), Layer(1)}}}.with(
+        model..., server.worker(0), Loss{}, sgd, sg::host::Threads{2}, sg::Options{.clip_norm = 1});
+  };
+  char const* const clips = "gradients of a worker cannot be clipped by the norm of those of all";
+  REQUIRE_THROWS_WITH(
+      clipping(sg::schedule::Fifo{.in_flight = 2}, sg::staleness::WaveSynchronous{2}),
+      Catch::Matchers::Contains(clips));
+  REQUIRE_THROWS_WITH(clipping(sg::staleness::Synchronous{}), Catch::Matchers::Contains(clips));
+}
+
+TEST_CASE("train/ParameterServer: a step that waits too long names the worker that is missing",
+          "[train]") {
+  auto const waits = [](auto const& model) {
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto const make = [&](int n) {
+      return sg::Pipeline{sg::Sequential{std::vector<Layer>{Layer(0), Layer(1)}}}.with(
+          sg::partition::Cuts{{1}}, model, server.worker(n), Loss{}, sgd, sg::host::Threads{2},
+          sg::Options{.deadline_s = 0.2});
+    };
+    auto const idle = make(0);
+    auto train = make(1);
+    auto const batch = data(2);
+    REQUIRE_THROWS_WITH(run(train.step(batch)),
+                        Catch::Matchers::Contains("worker 0, which has made 0 pushes"));
+  };
+  waits(sg::staleness::Synchronous{});
+  waits(sg::staleness::StaleSynchronous{0});
+  waits(sg::staleness::RoundRobinSynchronous{});
+  waits(sg::staleness::LocalSgd{.period = 1});
+  waits(split_late);
+}
+
+TEST_CASE("train/ParameterServer: refuses workers that push other things", "[train]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto const a = make(Waves{2, 1, 0}, server, 0, {2}, 1, sgd);
+  REQUIRE_THROWS_WITH(
+      stepping(sg::staleness::Asynchronous{}, server, 1, sgd),
+      Catch::Matchers::Contains("worker 1 pushes gradients, to be added on arrival, where the "
+                                "others push changes, to be added in the order of workers"));
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The check of weight versions where stages update alone, or exchange parameters with a
-///         server: which version is in which slot.
+/// @file   The check of weight versions: which version is in which slot.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,10 +16,10 @@ namespace stagger::detail {
 
 /// The version of its weights that each cell which updates alone holds in each slot, and with a
 /// parameter server the changes.
-class HeldVersionCheck final : public VersionCheck {
+class VersionCheck {
  public:
-  [[gnu::cold]] HeldVersionCheck(CheckState const& state, StalenessModel const& staleness)
-      : VersionCheck(state), staleness_(staleness) {
+  [[gnu::cold]] VersionCheck(CheckState const& state, StalenessModel const& staleness)
+      : state_(state), staleness_(staleness) {
     if (state.program.flushes) exchanged_.assign(state.program.cells.size(), 0);
     bool const in_step = staleness && staleness.in_step();
     if (!state.program.training || (state.program.flushes && !in_step)) return;
@@ -36,7 +35,7 @@ class HeldVersionCheck final : public VersionCheck {
     }
   }
 
-  [[gnu::cold]] void read(Instruction const& in) override {
+  [[gnu::cold]] void read(Instruction const& in) {
     if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
     if (!alone(in.cell)) {
       if (in.version != 0)
@@ -63,12 +62,14 @@ class HeldVersionCheck final : public VersionCheck {
                      wanted.rounds});
   }
 
-  void add(Instruction const& in) const override {
+  /// Checks a gradient that is added up for the next update.
+  void add(Instruction const& in) const {
     if (alone(in.cell) && static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
       state_.refuse({"adds to the gradients of another minibatch"});
   }
 
-  [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) override {
+  /// @param ended  microbatches whose gradients are there
+  [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) {
     if (!alone(in.cell)) state_.refuse({"updates alone a stage that updates with the others"});
     Weights& own = cells_[in.cell];
     auto const made = static_cast<std::uint32_t>(own.made);
@@ -86,7 +87,7 @@ class HeldVersionCheck final : public VersionCheck {
         per_push_ != 0 ? Held{.change = own.made - 1} : Held{.updates = own.made};
   }
 
-  [[gnu::cold]] void push(Instruction const& in) override {
+  [[gnu::cold]] void push(Instruction const& in) {
     if (state_.program.flushes) return exchange_once(in);
     Weights& own = exchanged(in);
     int const last = std::min((own.pushes + 1) * per_push_, state_.program.updates);
@@ -96,7 +97,7 @@ class HeldVersionCheck final : public VersionCheck {
     ++own.pushes;
   }
 
-  [[gnu::cold]] void pull(Instruction const& in) override {
+  [[gnu::cold]] void pull(Instruction const& in) {
     if (state_.program.flushes) {
       if (!in.snapshot() && (!state_.program.late || exchanged_[in.cell] != none_yet))
         state_.refuse({"corrects weights that have been read in the step"});
@@ -126,7 +127,8 @@ class HeldVersionCheck final : public VersionCheck {
     to = {.updates = std::min(pushes * per_push_, state_.program.updates), .rounds = rounds};
   }
 
-  [[gnu::cold]] void require_last(std::size_t c) const override {
+  /// Called after all instructions.
+  [[gnu::cold]] void require_last(std::size_t c) const {
     if (state_.program.cells[c].alone != (state_.program.flushes && alone(c)))
       state_.refuse({"says of its weights that they are updated at another time than they are"});
     bool const exchanges = state_.program.training && state_.program.exchanges() &&
@@ -180,6 +182,7 @@ class HeldVersionCheck final : public VersionCheck {
     return cells_[in.cell].slots[slot];
   }
 
+  CheckState const& state_;
   StalenessModel const& staleness_;
   FixedArray<Weights> cells_;     // none: all update together
   List<std::uint8_t> exchanged_;  // [cells] Exchanged, in a step
