@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +30,7 @@
 
 #ifdef VGG_HAS_MPI
 #include <stagger/collective/launcher.hpp>
+#include <stagger/mpi/parameter_server.hpp>
 #include <stagger/mpi/processes.hpp>
 #include <stagger/mpi/session.hpp>
 
@@ -68,8 +71,9 @@ double now_s() {
 
 /// What pipelines that train together have in common.
 struct Shared {
-  sg::sim::Clock clock{};                              ///< of --device clock
-  sg::collective::ParameterServer const* server = {};  ///< of --period; null: there is one pipeline
+  sg::sim::Clock clock{};  ///< of --device clock
+  /// A worker of the server of --period; null: there is one pipeline.
+  std::function<sg::collective::ServerWorker(int)> worker{};
 };
 
 /// @param number  of the pipeline, among those that train together
@@ -97,11 +101,11 @@ auto make_pipeline(Settings const& s, Shared const& shared, std::int64_t number,
         sg::loss::CrossEntropy<float>{}, std::move(device), options, more...);
   };
   auto const on = [&](auto device) {
-    if (shared.server == nullptr) return with(std::move(device));
+    if (!shared.worker) return with(std::move(device));
     return with(std::move(device), sg::staleness::LocalSgd{.period = static_cast<int>(s.period)},
-                shared.server->worker(static_cast<int>(number)));
+                shared.worker(static_cast<int>(number)));
   };
-  if (s.device == "threads")
+  if (s.device == "threads" || (s.device == "mpi" && shared.worker))
     return on(
         sg::host::Threads{static_cast<int>(std::max<std::int64_t>(1, s.threads / s.pipelines()))});
 #ifdef VGG_HAS_MPI
@@ -125,15 +129,123 @@ auto make_trainer(Settings const& s, Shared const& shared, std::int64_t number) 
 using Trainer = decltype(make_trainer(std::declval<Settings const&>(),
                                       std::declval<Shared const&>(), std::int64_t{}));
 
-/// Takes a step of every pipeline, each with a batch of its own. @return the mean loss
-double step_of(std::vector<Trainer>& trainers, std::vector<Batch> const& batches) {
-  if (trainers.size() == 1) return sg::run(trainers[0].step(batches[0])).loss;
-  std::vector<sg::Step> steps;
-  for (std::size_t n = 0; n < trainers.size(); ++n) steps.push_back(trainers[n].step(batches[n]));
-  double sum = 0;
-  for (sg::Metrics const& metrics : sg::run_together(std::move(steps))) sum += metrics.loss;
-  return sum / static_cast<double>(trainers.size());
-}
+/// The pipelines of this process, where groups that --period averages may have one each.
+class Team {
+ public:
+  /// Pipeline n is in process n mod P of P.
+  explicit Team(Settings const& s) : losses_(static_cast<std::size_t>(s.pipelines())) {
+#ifdef VGG_HAS_MPI
+    if (s.device == "mpi" && s.period > 0) {
+      MPI_Comm_rank(MPI_COMM_WORLD, &process_);
+      MPI_Comm_size(MPI_COMM_WORLD, &processes_);
+    }
+    if (processes_ > s.pipelines())
+      sg::raise(sg::Errc::bad_configuration, "--period averages ",
+                sg::counted(s.pipelines(), "group"), ", which cannot be spread over ",
+                sg::counted(processes_, "process"), "; start at most one for each");
+    if (s.period > 0 && s.device == "mpi") {
+      over_processes_.emplace(
+          sg::mpi::ServerOptions{.workers = static_cast<int>(s.pipelines()), .deadline_s = 600});
+      shared_.worker = [this](int n) { return over_processes_->worker(n); };
+    }
+#endif
+    if (s.period > 0 && s.device != "mpi") {
+      here_.emplace(sg::collective::ServerOptions{.workers = static_cast<int>(s.pipelines())});
+      shared_.worker = [this](int n) { return here_->worker(n); };
+    }
+    agreed([&] {
+      for (std::int64_t n = process_; n < s.pipelines(); n += processes_) {
+        numbers_.push_back(n);
+        trainers_.push_back(make_trainer(s, shared_, n));
+      }
+    });
+  }
+  Team(Team const&) = delete;
+  Team& operator=(Team const&) = delete;
+
+  /// Keeps weights available until all pipelines of other processes have ended, too.
+  void end() {
+    trainers_.clear();
+#ifdef VGG_HAS_MPI
+    if (over_processes_) over_processes_->serve();
+#endif
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> const& numbers() const noexcept { return numbers_; }
+  [[nodiscard]] std::vector<Trainer>& trainers() noexcept { return trainers_; }
+  [[nodiscard]] double now_s() const { return shared_.clock.now_s(); }
+
+  /// Takes a step of every pipeline, each with a batch of its own. @return the mean loss of all
+  double step(std::vector<Batch> const& batches) {
+    if (losses_.size() == 1) return sg::run(trainers_[0].step(batches[0])).loss;
+    losses_.assign(losses_.size(), 0);
+    agreed([&] {
+      std::vector<sg::Step> steps;
+      for (std::size_t k = 0; k < trainers_.size(); ++k)
+        steps.push_back(trainers_[k].step(batches[k]));
+      auto const metrics = sg::run_together(std::move(steps));
+      for (std::size_t k = 0; k < metrics.size(); ++k)
+        losses_[static_cast<std::size_t>(numbers_[k])] = metrics[k].loss;
+    });
+    double sum = 0;
+    for (double const loss : losses_) sum += loss;
+    return sum / static_cast<double>(losses_.size());
+  }
+
+ private:
+  /// Does something in all processes, or throws in all.
+  template <class Do> void agreed(Do what) {
+    std::exception_ptr failure;
+    try {
+      what();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    if (processes_ > 1) tell(failure);
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  /// Brings the losses, or an error of one process, to all.
+  void tell([[maybe_unused]] std::exception_ptr const& failure) {
+#ifdef VGG_HAS_MPI
+    std::string words;
+    int speaker = -1;
+    bool cause = false;  // not because another one has failed
+    try {
+      if (failure) std::rethrow_exception(failure);
+    } catch (sg::Error const& error) {
+      words = error.what();
+      cause = error.code() != sg::Errc::peer_failed;
+    } catch (std::exception const& error) {
+      words = error.what();
+      cause = true;
+    }
+    if (failure) speaker = cause ? process_ + processes_ : process_;
+    MPI_Allreduce(MPI_IN_PLACE, &speaker, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    if (speaker < 0) {  // all but one process add 0 to each loss
+      MPI_Allreduce(MPI_IN_PLACE, losses_.data(), static_cast<int>(losses_.size()), MPI_DOUBLE,
+                    MPI_SUM, MPI_COMM_WORLD);
+      return;
+    }
+    auto size = static_cast<int>(words.size());
+    MPI_Bcast(&size, 1, MPI_INT, speaker % processes_, MPI_COMM_WORLD);
+    words.resize(static_cast<std::size_t>(size));
+    MPI_Bcast(words.data(), size, MPI_CHAR, speaker % processes_, MPI_COMM_WORLD);
+    throw sg::Error(sg::Errc::peer_failed, words);
+#endif
+  }
+
+  int process_ = 0;
+  int processes_ = 1;
+  std::optional<sg::collective::ParameterServer> here_;
+#ifdef VGG_HAS_MPI
+  std::optional<sg::mpi::ParameterServer> over_processes_;
+#endif
+  Shared shared_;
+  std::vector<std::int64_t> numbers_;  // of the pipelines
+  std::vector<Trainer> trainers_;
+  std::vector<double> losses_;  // [pipelines of all processes]
+};
 
 /// The share of images whose largest logit is that of their label.
 double accuracy(Trainer& train, Images const& images, Minibatch const& minibatch) {
@@ -204,11 +316,8 @@ void train(Settings const& s) {
   DataSet const data = read_data(s);
   auto const images = static_cast<std::int64_t>(data.training.size());
   std::int64_t const steps = s.epochs > 0 ? (s.epochs * images + s.batch - 1) / s.batch : s.steps;
-  sg::collective::ParameterServer const server({.workers = static_cast<int>(s.pipelines())});
-  Shared const shared{.server = s.period > 0 ? &server : nullptr};
-  std::vector<Trainer> trainers;
-  for (std::int64_t n = 0; n < s.pipelines(); ++n) trainers.push_back(make_trainer(s, shared, n));
-  Trainer& train = trainers.front();
+  Team team(s);
+  Trainer& train = team.trainers().front();
   std::size_t parameters = 0;
   for (auto const& shape : train.parameter_shapes()) parameters += shape.bytes / sizeof(float);
   std::string const where =
@@ -223,19 +332,18 @@ void train(Settings const& s) {
   options.unit = "images";
   double const begin_s = now_s();
   sg::report::Progress progress(stderr, options, steps, 0, begin_s);
-  std::vector<Batch> batches(trainers.size());
+  std::vector<Batch> batches(team.trainers().size());
   double loss = 0;
   double virtual_s = 0;
   for (std::int64_t step = 0; step < steps; ++step) {
-    for (std::size_t n = 0; n < trainers.size(); ++n) {
+    for (std::size_t k = 0; k < batches.size(); ++k) {
       data.training.draw(static_cast<std::uint64_t>(s.seed),
-                         step * s.pipelines() + static_cast<std::int64_t>(n), s.minibatch(),
-                         batches[n]);
-      trainers[n].optimizer().rate = layers::cosine_rate(s.rate, step, 30, steps);
+                         step * s.pipelines() + team.numbers()[k], s.minibatch(), batches[k]);
+      team.trainers()[k].optimizer().rate = layers::cosine_rate(s.rate, step, 30, steps);
     }
-    double const step_s = shared.clock.now_s();
-    loss = step_of(trainers, batches);
-    virtual_s += shared.clock.now_s() - step_s;
+    double const step_s = team.now_s();
+    loss = team.step(batches);
+    virtual_s += team.now_s() - step_s;
     if (!std::isfinite(loss))
       sg::raise(sg::Errc::bad_configuration, "the loss of step ", step + 1,
                 " is not finite; use a smaller --rate");
@@ -256,6 +364,7 @@ void train(Settings const& s) {
     std::printf(
         "%s images/s in virtual time\n",
         sg::report::format_fixed(static_cast<double>(steps * s.batch) / virtual_s, 2).c_str());
+  team.end();
 }
 
 void print_paper(Settings const& s) {
@@ -270,9 +379,11 @@ int train_over_mpi([[maybe_unused]] Settings s, [[maybe_unused]] int argc,
                    [[maybe_unused]] char** argv) {
 #ifdef VGG_HAS_MPI
   if (!sg::collective::find_launch())
-    return cli::run_under_mpirun(VGG_MPIEXEC, s.ranks(), argc, argv);
-  sg::mpi::Session const session;  // at its end all wait for each other, so that the first one has
-                                   // said what is wrong
+    return cli::run_under_mpirun(VGG_MPIEXEC, s.period > 0 ? s.pipelines() : s.ranks(), argc, argv);
+  // A parameter server answers on threads of its own. At the session's end all wait for each other,
+  // so that the first one has said what is wrong.
+  sg::mpi::Session const session(s.period > 0 ? sg::mpi::Threads::multiple
+                                              : sg::mpi::Threads::serialized);
   int process = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
   if (process != 0) {

@@ -127,8 +127,9 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                  "each-pass, after each microbatch, as published, and without clipping")
       ->group(group);
   app.add_option("--device", s.device,
-                 "threads; mpi: in the processes that mpirun started, or one for each rank; or "
-                 "clock: in virtual time, on the cluster of SplitBrain's paper")
+                 "threads; mpi: in the processes that mpirun started, or one for each rank, or "
+                 "with --period for each group; or clock: in virtual time, on the cluster of "
+                 "SplitBrain's paper")
       ->group(group);
   app.add_option("--threads", s.threads,
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
@@ -169,9 +170,6 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
         "--threads has no use in processes of MPI, which run their ranks on one each; leave it "
         "out, or use --device threads");
   if (period->count() != 0) cli::require("--period", s.period, 1, 1'000'000'000);
-  if (period->count() != 0 && s.device == "mpi")
-    cli::refuse(
-        "--period averages groups in one process; use --device threads or clock, or leave it out");
   if (period->count() != 0 && s.mp >= 1 && s.workers == s.mp)
     cli::refuse("--period averages groups, of which there is one; use more --workers than --mp");
   if (s.linear && app.count("--stages") == 0) s.stages = 1;

@@ -19,3 +19,20 @@ foreach(more "--stages;1;--mp;2;--microbatches;1" "--stages;2;--mp;2;--microbatc
     fail("threads and processes should print the same: ${seen}")
   endif()
 endforeach()
+
+# Groups that --period averages have a process each, and the server lies in all of them.
+foreach(update accumulate each-pass)
+  set(seen)
+  foreach(device threads mpi)
+    run(--width 1 --batch 16 --steps 4 --stages 2 --microbatches 2 --workers 4 --mp 2 --threshold 0 --period 2
+        --evaluate 2 --update ${update} --device ${device})
+    expect_result(0)
+    string(REGEX REPLACE " in [^\n]+" "" line "${output}")
+    list(APPEND seen "${line}")
+  endforeach()
+  list(REMOVE_DUPLICATES seen)
+  list(LENGTH seen different)
+  if(different GREATER 1)
+    fail("groups in processes should print what groups on threads do: ${seen}")
+  endif()
+endforeach()
