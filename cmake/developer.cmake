@@ -7,6 +7,8 @@
 #   stagger_can_link(<out> <targets>...)
 #                                 <out> is empty, or the first target that cannot be linked here
 #   stagger_optimized(<target>)   compiles with -O1 under a sanitizer, where everything else is not optimised
+#   stagger_quickly_compiled(<target>)   compiles with -O1 where everything else is optimised fully, in two thirds of
+#                                 the time
 #   stagger_test_environment      ENVIRONMENT entry that tests need under the chosen sanitizer
 #   stagger_test_patience         factor for the time limits of tests under the chosen sanitizer
 
@@ -110,6 +112,12 @@ endmacro()
 function(stagger_optimized target)
   if(STAGGER_SANITIZE)
     target_compile_options(${target} PRIVATE -O1)
+  endif()
+endfunction()
+
+function(stagger_quickly_compiled target)
+  if(NOT STAGGER_SANITIZE AND CMAKE_CXX_FLAGS_RELEASE MATCHES "-O2")
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   endif()
 endfunction()
 

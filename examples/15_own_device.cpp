@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/engine/backend.hpp>
+#include <stagger/engine/make_session.hpp>  // where the engine is compiled separately, no other file brings it
 #include <stagger/stagger.hpp>
 
 namespace sg = stagger;

@@ -40,6 +40,7 @@ Takes takes_of(Settings const& s) {
     all.distance |= entry.takes.distance;
     all.period |= entry.takes.period;
     all.exact |= entry.takes.exact;
+    all.pushes |= entry.takes.pushes;
   });
   return all;
 }
@@ -55,6 +56,9 @@ void require_use(CLI::App const& app, Settings const& s) {
   refuse("--bound", takes.bound, why);
   refuse("--period", takes.period, why);
   refuse("--exact", takes.exact, why);
+  refuse("--pushes", takes.pushes, why);
+  if (app.count("--pushes") != 0 && s.exact && s.pushes == "gradients")
+    cli::refuse("--pushes gradients lets a worker of --exact lack its own; take --pushes changes");
   refuse("--sync", !s.compare, "names one model, and --compare runs all; leave one of them out");
   refuse("--trace", !s.compare, "shows one run, and --compare makes several; leave it out");
   for (char const* const flag : {"--cluster", "--link"})
@@ -100,6 +104,7 @@ void Settings::check() const {
   require_word("--model", model, {"gpt", "vgg"});
   require_word("--sync", sync, names_of_models());
   require_word("--device", device, {"threads", "mpi", "tcp", "clock"});
+  require_word("--pushes", pushes, {"gradients", "changes"});
   require_word("--cluster", cluster, {"vgg-19", "resnet-152", "equal"});
   require_gpus(gpus);
   require_word("--allocation", allocation, {"np", "ed", "hd"});
@@ -146,7 +151,12 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--bound", s.bound, "ssp: how many steps a worker may be ahead")->group(group);
   app.add_option("--period", s.period, "local-sgd: steps between two means")->group(group);
   app.add_flag("--exact", s.exact,
-               "wsp: add waves in the order of workers, for the same bits at any timing")
+               "ssp, wsp: add pushes in the order of workers, for the same bits at any timing")
+      ->group(group);
+  app.add_option(
+         "--pushes", s.pushes,
+         "asp, ssp: gradients, for the server's optimizer; changes, by each worker's own, as "
+         "ssp takes with --exact")
       ->group(group);
   app.add_option("--steps", s.steps, "Steps of each worker; wsp: waves")->group(group);
   app.add_option("--batch", s.batch, "Examples of a minibatch")->group(group);

@@ -11,20 +11,21 @@ namespace hetero {
 /// What the command line sets; the defaults are those of the flags.
 struct Settings {
   // What is trained, and how.
-  std::string model = "vgg";   ///< or "gpt"
-  std::string sync = "wsp";    ///< a name of staleness_models
-  std::int64_t workers = 4;    ///< that train together
-  std::int64_t stages = 4;     ///< of each
-  std::int64_t in_flight = 4;  ///< minibatches of a push: Nm of wsp, microbatches of a step
-  std::int64_t distance = 0;   ///< D of wsp, in waves
-  std::int64_t bound = 2;      ///< of ssp, in steps
-  std::int64_t period = 4;     ///< T of local-sgd, in steps
-  bool exact = false;          ///< wsp: the same bits for any timing
-  std::int64_t steps = 120;    ///< of each worker; wsp: waves
-  std::int64_t batch = 8;      ///< examples of a minibatch
-  double rate = 0;             ///< learning rate of all workers together; 0: the model's
-  double target = 0;           ///< loss to be reached; 0: the model's
-  std::int64_t window = 0;     ///< minibatches of its mean; 0: two pushes of every worker
+  std::string model = "vgg";         ///< or "gpt"
+  std::string sync = "wsp";          ///< a name of staleness_models
+  std::int64_t workers = 4;          ///< that train together
+  std::int64_t stages = 4;           ///< of each
+  std::int64_t in_flight = 4;        ///< minibatches of a push: Nm of wsp, microbatches of a step
+  std::int64_t distance = 0;         ///< D of wsp, in waves
+  std::int64_t bound = 2;            ///< of ssp, in steps
+  std::int64_t period = 4;           ///< T of local-sgd, in steps
+  bool exact = false;                ///< ssp, wsp: the same bits for any timing
+  std::string pushes = "gradients";  ///< or "changes": what workers of asp and ssp push
+  std::int64_t steps = 120;          ///< of each worker; wsp: waves
+  std::int64_t batch = 8;            ///< examples of a minibatch
+  double rate = 0;                   ///< learning rate of all workers together; 0: the model's
+  double target = 0;                 ///< loss to be reached; 0: the model's
+  std::int64_t window = 0;           ///< minibatches of its mean; 0: two pushes of every worker
   std::int64_t seed = 1;
   bool compare = false;    ///< all staleness models, instead of `sync`
   std::string paper;       ///< whose claims are run: "hetpipe" or "osp"; empty: none

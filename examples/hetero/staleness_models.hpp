@@ -25,10 +25,15 @@ struct Numbers {
   int bound = 0;
   int period = 1;
   bool exact = false;
+  bool changes = false;
 
   /// When the server adds what comes from workers, where a model leaves it open.
   [[nodiscard]] constexpr staleness::Adds adds() const noexcept {
     return exact ? staleness::Adds::in_worker_order : staleness::Adds::on_arrival;
+  }
+  /// What workers push, where a model leaves it open. In exact order they lay their own on top.
+  [[nodiscard]] constexpr staleness::Pushes pushes() const noexcept {
+    return changes || exact ? staleness::Pushes::changes : staleness::Pushes::gradients;
   }
 };
 
@@ -38,6 +43,7 @@ struct Takes {
   bool distance = false;
   bool period = false;
   bool exact = false;
+  bool pushes = false;
 };
 
 template <class Make> struct StalenessEntry {
@@ -57,10 +63,13 @@ inline constexpr staleness::OverlappedSynchronous<staleness::overlapped::Paramet
 inline constexpr std::tuple staleness_models{
     StalenessEntry{"bsp", "in step: all wait for all", Takes{},
                    [](Numbers const&) { return staleness::Synchronous{}; }},
-    StalenessEntry{"asp", "nobody waits", Takes{},
-                   [](Numbers const&) { return staleness::Asynchronous{}; }},
-    StalenessEntry{"ssp", "at most --bound steps ahead", Takes{.bound = true},
-                   [](Numbers const& n) { return staleness::StaleSynchronous{n.bound}; }},
+    StalenessEntry{"asp", "nobody waits", Takes{.pushes = true},
+                   [](Numbers const& n) { return staleness::Asynchronous{n.pushes()}; }},
+    StalenessEntry{"ssp", "at most --bound steps ahead",
+                   Takes{.bound = true, .exact = true, .pushes = true},
+                   [](Numbers const& n) {
+                     return staleness::StaleSynchronous{n.bound, n.pushes(), n.adds()};
+                   }},
     StalenessEntry{"r2sp", "workers push in turn", Takes{},
                    [](Numbers const&) { return staleness::RoundRobinSynchronous{}; }},
     StalenessEntry{"wsp", "HetPipe's waves of --in-flight minibatches, --distance waves ahead",

@@ -62,7 +62,8 @@ template <class Workload> class Workers {
                                      .distance = static_cast<int>(s_.distance),
                                      .bound = static_cast<int>(s_.bound),
                                      .period = static_cast<int>(s_.period),
-                                     .exact = s_.exact});
+                                     .exact = s_.exact,
+                                     .changes = s_.pushes == "changes"});
       result = s_.timed()
                    ? run(model,
                          [&](auto const& clock, std::size_t n) {
@@ -86,7 +87,7 @@ template <class Workload> class Workers {
   /// @param device_of  a device for worker n on a clock
   template <class Model, class DeviceOf> Run run(Model const& model, DeviceOf device_of) {
     Run result = train_in_team(
-        s_, rate<Model>(), [&](Team const& team, Run& of) { train(model, device_of, team, of); });
+        s_, rate(model), [&](Team const& team, Run& of) { train(model, device_of, team, of); });
     result.images = times_ ? times_->images : static_cast<double>(s_.batch);
     return result;
   }
@@ -101,7 +102,7 @@ template <class Workload> class Workers {
     auto const make = [&](std::size_t n) {
       return sg::Pipeline{workload_.model()}.with(
           sg::partition::Cuts{cuts()}, schedule<Model>(n), model, team.worker(n),
-          sg::optimizer::Sgd{.rate = rate<Model>()},
+          sg::optimizer::Sgd{.rate = rate(model)},
           NotedLoss<typename Workload::Loss>{
               .log = &log,
               .worker = n,
@@ -214,10 +215,12 @@ template <class Workload> class Workers {
 
   /// So that one push of every worker moves the weights as far in each model: a server takes the
   /// mean of gradients, but the sum of changes.
-  template <class Model> [[nodiscard]] double rate() const {
+  template <class Model> [[nodiscard]] double rate(Model const& model) const {
     double const rate = s_.rate > 0 ? s_.rate : Workload::rate;
-    if constexpr (Model::synchronous) return rate;
-    return rate / static_cast<double>(s_.workers * s_.in_flight);
+    if constexpr (requires { model.pushes; })
+      if (model.pushes == staleness::Pushes::changes)
+        return rate / static_cast<double>(s_.workers * (Model::synchronous ? 1 : s_.in_flight));
+    return rate;
   }
 
   /// A link that carries the pushes of this model in the time of the cluster's.

@@ -44,6 +44,7 @@ template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::StreamE
     std::shared_ptr<void const> const&);
 
 template struct detail::MachineFacts<detail::Machine>;
+template detail::VersionPasses const* detail::version_passes<StalenessModel>() noexcept;
 
 template std::shared_ptr<detail::Session> detail::make_session(host::Threads const&,
                                                                List<detail::Layer>,

@@ -22,8 +22,10 @@
 #include <stagger/mpi/session.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/program/traffic.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/train/checkpoint.hpp>
 #include <stagger/train/pipeline.hpp>
+#include <stagger/train/pipeline_footprint.hpp>
 
 #include "catch.hpp"
 #include "engine/split_model.hpp"
@@ -308,6 +310,35 @@ TEST_CASE("mpi/groups: a process holds values, gradients and states of its own p
   CHECK(train.memory().parameters == 3 * bytes);
 }
 
+TEST_CASE("mpi/groups: what several groups have in a process is predicted to the byte", "[mpi]") {
+  Case const of{.members = 2,
+                .microbatches = 2,
+                .schedule = made(sg::schedule::OneFOneB{}),
+                .cuts = {3},
+                .counts = {4, 4}};
+  auto train = pipeline<double>(sg::mpi::Processes{}, of);
+  auto here = pipeline<double>(sg::host::Threads{1}, of);
+  auto const footprint =
+      sg::footprint(here, sg::loss::MeanSquaredError<double>{}, numbers<double>(8, inputs, 1),
+                    numbers<double>(8, outputs, 2));
+  for (int step = 0; step < 2; ++step) sg::run(train.step(batch<double>(step, 2, 16)));
+  auto const& machine = here.machine();
+  std::vector<int> cuts;
+  for (std::size_t s = 1; s < machine.model.stages(); ++s)
+    cuts.push_back(static_cast<int>(machine.first_layers()[s]));
+  std::vector<int> ranks;  // as they are spread by default
+  for (int r = 0; r < 8; ++r)
+    if (r * processes() / 8 == process()) ranks.push_back(r);
+  auto const predicted = sg::predicted_parameters(train.program(2), cuts,
+                                                  machine.model.optimizer.states, ranks, footprint);
+  std::uint64_t of_stages = 0;
+  for (auto const& rank : train.machine().ranks()) of_stages += rank.context.scratch_bytes();
+  CHECK(train.memory().parameters == predicted.parameters);
+  CHECK(train.memory().optimizer_state == predicted.optimizer_state);
+  CHECK(train.memory().scratch == predicted.scratch + of_stages);
+  CHECK((predicted.scratch == 0) == (processes() <= 2));  // each position is in one process
+}
+
 TEST_CASE("mpi/groups: who holds the same piece shares its optimizer's state out, each of it once",
           "[mpi]") {
   if (processes() != 2 && processes() != 4) return;
@@ -387,10 +418,14 @@ TEST_CASE("mpi/groups: the paper's network, so many weights in a process", "[mpi
   data.targets.push_back(numbers<float>(rows, 10, 2));
   sg::run(train.step(data));
   std::uint64_t const weights[] = {0, 6'987'456, 4'366'016, 0, 3'055'296, 0, 0, 0, 2'399'936};
-  // Values, gradients and momentum; and the gradients of what further replicas have as well.
-  std::uint64_t const taken = 1'734'336 * (rows - 1);
-  CHECK(train.memory().parameters == sizeof(float) * (3 * weights[members] + taken));
+  CHECK(train.memory().parameters == sizeof(float) * 3 * weights[members]);  // and no others
   CHECK(train.memory().optimizer_state == sizeof(float) * weights[members]);
+  // Of the convolutions' gradients, those of the part that the process adds up arrive from each of
+  // the others: whole units of 16 floats.
+  std::uint64_t const units = 1'734'336 / 16;
+  auto const here = static_cast<std::size_t>(process());
+  std::uint64_t const part = 16 * (units * (here + 1) / rows - units * here / rows);
+  CHECK(train.memory().scratch == sizeof(float) * part * (rows - 1));
   double const saved[] = {0, 0, 0.375, 0, 0.563, 0, 0, 0, 0.657};
   double const share = static_cast<double>(weights[members]) / static_cast<double>(weights[1]);
   CHECK(1 - share == Approx(saved[members]).margin(5e-4));

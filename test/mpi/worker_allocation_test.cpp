@@ -15,6 +15,7 @@
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
@@ -90,6 +91,8 @@ TEST_CASE("mpi/allocation: none in a step of a worker, nor in its servers, after
     };
     CHECK(count(sg::staleness::Synchronous{}) == 0);
     CHECK(count(sg::staleness::Asynchronous{}) == 0);
+    CHECK(count(sg::staleness::StaleSynchronous{2, sg::staleness::Pushes::changes,
+                                                sg::staleness::Adds::in_worker_order}) == 0);
     CHECK(count(late) == 0);
   }
 }

@@ -32,6 +32,7 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
+#include "full.hpp"
 #include "unit/train/replay.hpp"
 
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
@@ -348,6 +349,23 @@ TEST_CASE("mpi/ParameterServer: in the order of workers it has the bits of a seq
       }
 }
 
+TEST_CASE("mpi/ParameterServer: steps that push changes have the bits of a sequential loop",
+          "[mpi]") {
+  for (auto const& layer_processes : placements())
+    for (int const workers : {1, 2, 4})
+      for (int const bound : {0, 1, 3}) {
+        if (!full() && (workers + bound) % 2 == 0) continue;
+        CAPTURE(workers, bound, layer_processes);
+        workers_oracle::Stale const stale{workers, bound};
+        sg::mpi::ParameterServer const server(
+            {.workers = workers, .layer_processes = layer_processes});
+        workers_oracle::compare_changes(stale, workers_here(workers), adam, [&](int n) {
+          return workers_oracle::stepping(stale.model(), server, n, adam, cuts_of(n), 1);
+        });
+        server.serve();
+      }
+}
+
 TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of drifting steps",
           "[mpi]") {
   constexpr int workers = 3;
@@ -377,6 +395,7 @@ TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of dri
       server.serve();
     };
     drift(sg::staleness::Asynchronous{});
+    drift(sg::staleness::Asynchronous{sg::staleness::Pushes::changes});
     drift(sg::staleness::StaleSynchronous{1});
     drift(sg::staleness::RoundRobinSynchronous{});
   }
@@ -433,8 +452,8 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
   int stages = 0;
   MPI_Comm_size(half, &stages);
   for (auto const& layer_processes : placements())
-    for (bool const stream : {true, false}) {
-      CAPTURE(layer_processes, stream);
+    for (std::string const kind : {"stream", "step", "changes"}) {
+      CAPTURE(layer_processes, kind);
       sg::mpi::ParameterServer const server({.workers = count, .layer_processes = layer_processes},
                                             adam);
       sg::collective::ParameterServer const near({.workers = count});
@@ -461,14 +480,19 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
             expected.emplace_back(take(here[w], batches[w]));
           auto const all = sg::run_together(std::move(expected));
           REQUIRE(metrics.loss == all[static_cast<std::size_t>(own)].loss);
+          double const held_out = sg::run(there.evaluate(batches[0])).loss;
+          auto& same = here[static_cast<std::size_t>(own)];
+          REQUIRE(held_out == sg::run(same.evaluate(batches[0])).loss);
           there.gather_parameters();
-          REQUIRE(weights(there) == weights(here[0]));
+          REQUIRE(weights(there) == weights(same));
         }
       };
-      if (stream)
+      if (kind == "stream")
         compare(exact(4, 1), sg::schedule::Fifo{.in_flight = 4}, streams);
-      else
+      else if (kind == "step")
         compare(sg::staleness::Synchronous{}, sg::schedule::OneFOneB{}, steps);
+      else
+        compare(workers_oracle::Stale{count, 2}.model(), sg::schedule::OneFOneB{}, steps);
       server.serve();
     }
   MPI_Comm_free(&half);

@@ -24,7 +24,7 @@ function(losses out file)
   set(${out} "${lines}" PARENT_SCOPE)
 endfunction()
 
-foreach(sync "bsp" "osp" "wsp;--exact")
+foreach(sync "bsp" "osp" "wsp;--exact" "ssp;--exact")
   list(GET sync 0 line)
   foreach(device threads ${DEVICE})
     run(--device ${device} --sync ${sync} ${tiny} --csv ${device}.csv --trace ${device}.json --chart ${device}.svg)

@@ -47,6 +47,7 @@ struct ServerRecord {
   int states = 0;  ///< states of the optimizer that the server applies
   std::size_t layers = 0;
   std::string optimizer{};         ///< type and numbers of the optimizer, as text
+  std::string shared{};            ///< which layers groups of the workers' ranks share, in words
   List<double> weights{};          ///< [workers]
   List<std::uint32_t> failures{};  ///< [workers] how many streams ended by a failure
 
@@ -63,6 +64,7 @@ struct ServerRecord {
     pushes = static_cast<staleness::Pushes>(pushed);
     adds = static_cast<staleness::Adds>(added);
     file.text(optimizer);
+    file.text(shared);
     weights.resize(workers);
     failures.resize(workers);
     for (double& weight : weights) file.real(weight);

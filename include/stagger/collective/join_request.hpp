@@ -31,10 +31,6 @@ using stagger::detail::ParameterDeclaration;
     raise(Errc::bad_configuration, "worker ", worker,
           " runs in virtual time, which a server in another process does not share; give it "
           "host::Threads, or a server in this process");
-  if (!rules.shared.empty())
-    raise(Errc::bad_configuration, "groups of ranks of worker ", worker,
-          " share layers, which a server in another process cannot compare; use a "
-          "collective::ParameterServer in this process, or leave partition::LayerSplit out");
   if (rules.optimizer.digest(rules.optimizer.optimizer) == 0)
     raise(Errc::bad_configuration, "worker ", worker,
           " and the server cannot compare the numbers of this optimizer, whose members are of "
@@ -55,6 +51,8 @@ using stagger::detail::ParameterDeclaration;
 ///     ...       the optimizer: its type and its numbers, in words
 ///     u32 u32   whether the server is one of several, length of the next
 ///     ...       the staleness model likewise, where layers may be late
+///     u32       length of the next
+///     ...       which layers groups of its ranks share, in words
 ///     u32       layers
 ///     then for each layer
 ///     u64 u32   digest of the first values, parameters
@@ -73,6 +71,7 @@ struct JoinRequest {
   std::string optimizer{};
   bool in_parts = false;
   std::string late{};                  ///< staleness model as text; empty: no layer is late
+  std::string shared{};                ///< which layers groups of its ranks share; empty: none
   FixedArray<LayerParameters> layers;  ///< without values
   List<std::uint64_t> digests;         ///< [layers]
 
@@ -96,6 +95,7 @@ struct JoinRequest {
     words(optimizer_fact(rules.optimizer).value);
     u32(rules.in_parts ? 1 : 0);
     words(rules.late == nullptr ? "" : rules.late->words(rules.late_policy));
+    words(rules.shared);
     u32(layers.size());
     for (LayerParameters const& layer : layers) {
       out.add(values_digest(layer.values()));
@@ -129,13 +129,14 @@ struct JoinRequest {
         static_cast<staleness::Pushes>(u32(static_cast<int>(staleness::Pushes::weights_and_state)));
     adds = static_cast<staleness::Adds>(u32(static_cast<int>(staleness::Adds::in_turn)));
     ahead = u32(0xffffffff);
-    auto const words = [&](std::string& text) {
-      text.resize(u32(std::min(longest_name, in.left())));
+    auto const words = [&](std::string& text, std::size_t most = longest_name) {
+      text.resize(u32(std::min(most, in.left())));
       in.take(text.data(), text.size());
     };
     words(optimizer);
     in_parts = u32(1) != 0;
     words(late);
+    words(shared, in.left());
     // Each layer takes 12 bytes of the request or more, each parameter 20.
     std::size_t const count = u32(std::min<std::size_t>(most_layers, in.left() / 12));
     layers = FixedArray<LayerParameters>(count);

@@ -95,10 +95,6 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
     raise(Errc::bad_configuration,
           "layers that are late need what every worker pushes, so the others cannot go on without "
           "one that fails; use OnFailure::fail_fast, or a model without late layers");
-  if (!rules.shared.empty() && !options.durable.empty())
-    raise(Errc::bad_configuration,
-          "a parameter server does not keep in a folder which layers groups of ranks share; use "
-          "one without ServerOptions::durable, or leave partition::LayerSplit out");
   if (rules.late != nullptr && !options.durable.empty())
     raise(Errc::bad_configuration,
           "a parameter server does not keep in a folder which layers are late; use one without "

@@ -44,6 +44,19 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
   layer.push(worker, values, part);
 }
 
+/// The rules of a run that a folder holds, as far as further workers are compared with them.
+[[nodiscard]] [[gnu::cold]] inline WorkerRules rules_of(ServerRecord const& record) {
+  auto const words = std::make_shared<std::string const>(record.optimizer);
+  return {
+      .push_minibatches = record.push_minibatches,
+      .pushes = record.pushes,
+      .adds = record.adds,
+      .optimizer = {.optimizer = words.get(),
+                    .words = [](void const* of) { return *static_cast<std::string const*>(of); }},
+      .kept = words,
+      .shared = record.shared};
+}
+
 /// Layers are distributed over shards. Each shard has a lock, which the caller must hold while it
 /// uses a layer. If a folder is given, layers continue from the state in it.
 class ServerLayers {
@@ -92,6 +105,7 @@ class ServerLayers {
       record_.states = rules.optimizer.states;
       record_.layers = layers.size();
       record_.optimizer = optimizer_fact(rules.optimizer).value;
+      record_.shared = rules.shared;
       for (std::size_t l = 0; l < layers.size(); ++l) folder_->write(l, record_.run, *stores[l]);
       folder_->write(record_);  // from now on the folder holds a run
     }
@@ -265,13 +279,9 @@ class ServerLayers {
       refuse("with other weights for its workers");
     if (found.goes_on != record_.goes_on) refuse("that does something else when a worker fails");
     record_ = std::move(found);
-    auto const words = std::make_shared<std::string const>(record_.optimizer);
-    rules_.push_minibatches = record_.push_minibatches;
-    rules_.pushes = store_rules_.pushes = record_.pushes;
-    rules_.adds = store_rules_.adds = record_.adds;
-    rules_.kept = words;
-    rules_.optimizer.optimizer = words.get();
-    rules_.optimizer.words = [](void const* of) { return *static_cast<std::string const*>(of); };
+    rules_ = rules_of(record_);
+    store_rules_.pushes = record_.pushes;
+    store_rules_.adds = record_.adds;
     store_rules_.optimizer.states = record_.states;
     FixedArray<std::unique_ptr<ParameterStore>> stores(record_.layers);
     for (std::size_t l = 0; l < stores.size(); ++l)

@@ -51,6 +51,11 @@ struct ByteRange {
   std::size_t first = 0;
   std::size_t last = ~std::size_t{0};
   [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
+  /// The smallest range with its bytes and those of another one, where empty ones do not count.
+  [[nodiscard]] constexpr ByteRange with(ByteRange other) const noexcept {
+    if (first >= last || other.first >= other.last) return first >= last ? other : *this;
+    return {first < other.first ? first : other.first, last > other.last ? last : other.last};
+  }
   /// The number of its bytes before an end.
   [[nodiscard]] constexpr std::size_t size_before(std::size_t end) const noexcept {
     return (last < end ? last : end) - (first < end ? first : end);

@@ -108,6 +108,7 @@ class GroupDivision {
     model_->each_pass.microbatches = 1;
     model_->each_pass.version = [](void const*, int, int available) { return available; };
     model_->each_pass.fix = &fix_versions;
+    model_->each_pass.passes = version_passes<StalenessModel>();
     model_->each_pass.in_step_from = depth;
     model_->updates = &model_->each_pass;
   }

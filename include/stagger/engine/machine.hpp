@@ -214,12 +214,14 @@ class Machine : public StepStatus {
     return model.options.replicas.ops()->extent(*this, in);
   }
 
-  /// The gradients of layer `i` of an owner of a stage; those of the first owner become the sums.
+  /// Byte `offset` of an owner's gradients of layer `i` of a stage. If they arrive from another
+  /// process, only the part that is added up here has memory.
   template <std::integral I>
-  [[nodiscard]] ParameterView const* gradients_of(I stage, std::size_t owner,
-                                                  std::size_t i) noexcept {
-    if (owner == 0) return model.parameters[model.layers_of(stage).first + i].views();
-    return run.owned_by(stage, owner).shares[i].views();
+  [[nodiscard]] std::byte* gradients_of(I stage, std::size_t owner, std::size_t i,
+                                        std::size_t offset) noexcept {
+    auto const* const share = run.share_of(stage, owner, i);
+    if (share != nullptr) return share->at(offset);
+    return model.parameters[model.first_layer[stage] + i].stored().gradients.at(offset);
   }
 
   /// 2-norm of all gradients before clipping; 0 without clipping.

@@ -189,6 +189,8 @@ template <bool server, class P>
     model.fix = &fix_versions;
     if constexpr (ExchangingPolicy<P>) model.fix = &fix_exchanged_versions;
   }
+  if constexpr (server || ExchangingPolicy<P> || AsynchronousPolicy<P>)
+    model.passes = version_passes<StalenessModel>();
   return model;
 }
 

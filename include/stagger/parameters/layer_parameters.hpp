@@ -23,17 +23,42 @@
 
 namespace stagger::detail {
 
+/// The gradients that a share of a layer has memory for. Where owners lie in several processes, a
+/// process needs the whole gradients of its own owners, and of others only what it adds up.
+struct KeptGradients {
+  enum class Of : std::uint8_t {
+    owner,  // all of its owner
+    other,  // what arrives of those of its owner, who is in another process
+    first,  // what arrives of those of the first owner. Its own lie where the sums will be, which
+            // this process, without the first owner, would otherwise have besides
+  };
+  Of of = Of::owner;
+  ByteRange part{};  // of the layer
+  [[nodiscard]] bool arrive() const noexcept { return of != Of::owner; }
+  friend bool operator==(KeptGradients const& a, KeptGradients const& b) noexcept {
+    return a.of == b.of && a.part.first == b.part.first && a.part.last == b.part.last;
+  }
+};
+
 /// The gradients of a further owner of a layer, beside the values of the first. An owner whose
 /// memory is not that of the first one has values of its own too, and may have states.
 class GradientShare {
  public:
   /// @param views   [parameters] of the first owner
   /// @param blocks  likewise
-  void of(LayerShape const& shape, ParameterView const* views, ParameterBlocks const& blocks) {
+  void of(LayerShape const& shape, ParameterView const* views, ParameterBlocks const& blocks,
+          KeptGradients const& kept = {}) {
+    kept_ = kept;
     views_.assign(views, shape.count());
-    gradients_.make(blocks.memory, blocks.gradients.size());
-    for (std::size_t i = 0; i < views_.size(); ++i)
-      views_[i].gradient = gradients_.at(shape.range(i).first);
+    std::size_t const all = blocks.gradients.size();
+    gradients_.make(blocks.memory, kept.part.size_before(all));
+    for (std::size_t i = 0; i < views_.size() && kept.of != KeptGradients::Of::first; ++i)
+      views_[i].gradient = kept.arrive() ? nullptr : gradients_.at(shape.range(i).first);
+  }
+  [[nodiscard]] KeptGradients const& kept() const noexcept { return kept_; }
+  /// Byte `offset` of the layer's gradients that are kept here.
+  [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+    return gradients_.at(offset - kept_.part.first);
   }
   [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -88,6 +113,7 @@ class GradientShare {
   }
 
  private:
+  KeptGradients kept_;
   List<ParameterView> views_;  // [parameters]
   ParameterBlock gradients_;
   ParameterBlock values_, received_;      // of an owner with a memory of its own
@@ -316,14 +342,16 @@ class LayerParameters : public LayerMemory {
 
   /// Adds the sums of other owners, in their order.
   /// @pre  at most most_shares
-  void add(std::span<GradientShare const* const> shares, ByteRange range = {}) {
+  /// @param to  a share to whose gradients they are added; null: the first owner's
+  void add(std::span<GradientShare const* const> shares, ByteRange range = {},
+           GradientShare const* to = nullptr) {
     for (std::size_t i = 0; i < count(); ++i) {
       if (memory() != nullptr)
         for (GradientShare const* const share : shares) add_there(i, *share, range);
       else if (declarations_[i].type == ElementType::f32)
-        add_gradients<float>(i, shares, elements<float>(i, range));
+        add_gradients<float>(i, shares, elements<float>(i, range), to);
       else
-        add_gradients<double>(i, shares, elements<double>(i, range));
+        add_gradients<double>(i, shares, elements<double>(i, range), to);
     }
   }
   void add(GradientShare const& share) {
@@ -378,13 +406,14 @@ class LayerParameters : public LayerMemory {
 
   template <class T>
   void add_gradients(std::size_t i, std::span<GradientShare const* const> shares,
-                     ByteRange elements) noexcept {
+                     ByteRange elements, GradientShare const* to) noexcept {
     if (elements.first >= elements.last) return;
+    std::size_t const first = offsets_[i] + elements.first * sizeof(T);
     std::array<T const*, most_shares> more;
     for (std::size_t s = 0; s < shares.size(); ++s)
-      more[s] = static_cast<T const*>(shares[s]->views()[i].gradient) + elements.first;
-    add_up(static_cast<T*>(views_[i].gradient) + elements.first, more.data(), shares.size(),
-           elements.last - elements.first);
+      more[s] = reinterpret_cast<T const*>(shares[s]->at(first));
+    std::byte* const sum = to == nullptr ? blocks_.gradients.at(first) : to->at(first);
+    add_up(reinterpret_cast<T*>(sum), more.data(), shares.size(), elements.size());
   }
 
   template <class T>

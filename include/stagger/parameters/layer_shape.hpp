@@ -139,7 +139,12 @@ class LayerShape {
 
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
   [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
-    std::size_t const units = size_ / alignment_bytes;
+    return part_of(size_, part, parts);
+  }
+  /// The same of a layer with values of so many bytes.
+  [[nodiscard]] static ByteRange part_of(std::size_t bytes, std::size_t part,
+                                         std::size_t parts) noexcept {
+    std::size_t const units = bytes / alignment_bytes;
     return {units * part / parts * alignment_bytes, units * (part + 1) / parts * alignment_bytes};
   }
 

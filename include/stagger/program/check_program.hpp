@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include <stagger/core/fixed_array.hpp>
@@ -12,7 +13,6 @@
 #include <stagger/program/detail/check_gradients.hpp>
 #include <stagger/program/detail/check_slots.hpp>
 #include <stagger/program/detail/check_state.hpp>
-#include <stagger/program/detail/check_versions.hpp>
 #include <stagger/program/detail/lay_out_options.hpp>
 #include <stagger/program/play.hpp>
 #include <stagger/program/program.hpp>
@@ -83,7 +83,9 @@ class ProgramCheck {
         state_(program),
         slots_(state_, options.recompute && program.training),
         gradients_(state_, options),
-        versions_(state_, options.staleness),
+        versions_(options.staleness.passes != nullptr
+                      ? options.staleness.passes->check(state_, options.staleness)
+                      : std::make_unique<VersionCheck>(state_)),
         ranks_(program.ranks.size()),
         done_(program.cells.size() * state_.units) {
     for (int r = 0; r < program.computing; ++r) ranks_[r].left = table.row(options.row_of(r));
@@ -140,13 +142,13 @@ class ProgramCheck {
       case Op::reduce:
         return gradients_.reduce(in);
       case Op::apply:
-        return versions_.apply(in, gradients_.ended(in.cell));
+        return versions_->apply(in, gradients_.ended(in.cell));
       case Op::push:
       case Op::pull:
         if (program_.flushes && (in.op == Op::push || in.snapshot()) &&
             !gradients_.has_updated(state_.rank))
           state_.refuse({"exchanges parameters before the step's end"});
-        return in.op == Op::push ? versions_.push(in) : versions_.pull(in);
+        return in.op == Op::push ? versions_->push(in) : versions_->pull(in);
       case Op::hand_in:
       case Op::finish:
       case Op::update:
@@ -164,7 +166,7 @@ class ProgramCheck {
   [[gnu::cold]] void begin_action(Instruction const& in) {
     if (gradients_.has_finished(state_.rank)) state_.refuse({"computes after its last gradient"});
     slots_.read_input(in);
-    versions_.read(in);
+    versions_->read(in);
   }
 
   [[gnu::cold]] void run_forward(Instruction const& in) {
@@ -199,7 +201,7 @@ class ProgramCheck {
       state_.refuse({"runs before its I, or twice"});
     done |= all_done;
     gradients_.add(in);
-    versions_.add(in);
+    versions_->add(in);
     if (computes_part(in.op)) gradients_.add_part(in);
   }
 
@@ -255,7 +257,7 @@ class ProgramCheck {
     for (std::size_t c = first; c < end; ++c) {
       int const rank = program_.cells[c].rank;
       state_.at(rank, program_.ranks[rank].code.size());
-      versions_.require_last(c);
+      versions_->require_last(c);
     }
     for (std::size_t u = 0; u < state_.units; ++u) {
       int times = 0;
@@ -277,7 +279,7 @@ class ProgramCheck {
   CheckState state_;
   SlotCheck slots_;
   GradientCheck gradients_;
-  VersionCheck versions_;
+  std::unique_ptr<VersionCheck> versions_;
   FixedArray<RankWork> ranks_;
   FixedArray<std::uint8_t> done_;  // [cells][microbatches]
 };

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/program/detail/messages.hpp>
@@ -18,6 +20,7 @@ namespace detail {
 struct LateCalls;
 struct Versions;
 struct StageRow;
+struct VersionPasses;
 }  // namespace detail
 
 /// An asynchronous staleness model, its type erased; none: all stages update together, at the end.
@@ -31,6 +34,8 @@ struct StalenessModel {
   staleness::Adds adds = staleness::Adds::in_worker_order;
   /// `detail::fix_versions`, by address, so that a pipeline with a flush does not compile it.
   detail::Versions (*fix)(StalenessModel const&, detail::StageRow const&) = nullptr;
+  /// `detail::version_passes`, for whoever exchanges or has a `version`.
+  detail::VersionPasses const* passes = nullptr;
   detail::LateCalls const* late = nullptr;  ///< null: no layer is late
   bool immediate = false;                   ///< late values are taken up before a forward
   int in_step_from = none;  ///< of a step: cells from this depth on update alone, the others at its
@@ -81,6 +86,35 @@ struct Versions {
   List<StageUpdate> updates;  ///< [minibatches]
   List<StagePull> pulls;      ///< in order
 };
+
+/// Whether a cell updates when it has gradients, without waiting for the others.
+[[nodiscard]] inline bool updates_alone(FixedArray<Versions> const& versions, std::size_t c) {
+  return versions.size() != 0 && !versions[c].updates.empty();
+}
+
+struct Dataflow;
+class CheckState;
+class UpdateWriter;
+class VersionCheck;
+
+/// What `lay_out` and `require_sound` do for stages that update alone, or exchange parameters with a
+/// server, by address, so that other pipelines do not compile it.
+struct VersionPasses {
+  /// @param sums   whether the gradients of several owners are added up while backward runs
+  /// @return       [cells] without updates where a cell updates with the others; none where all do
+  /// @throws Error bad_schedule for a table that does not fit the staleness model
+  FixedArray<Versions> (*versions)(Dataflow const&, StalenessModel const&, bool sums);
+  std::unique_ptr<UpdateWriter> (*writer)(Dataflow const&, FixedArray<Versions> const&,
+                                          StalenessModel const&);
+  std::unique_ptr<VersionCheck> (*check)(CheckState const&, StalenessModel const&);
+};
+/// `program/version_passes.hpp` defines it. A template, so that only programs with such stages
+/// compile it.
+/// @tparam Model  StalenessModel
+template <class Model> [[nodiscard]] VersionPasses const* version_passes() noexcept;
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template VersionPasses const* version_passes<StalenessModel>() noexcept;
+#endif
 
 /// Gives each version of one stage a slot.
 /// @param version    [microbatches] that each sees

@@ -6,13 +6,14 @@
 
 namespace stagger::staleness {
 
-/// Each worker pushes the gradient of a step and continues with the weights that the server has
-/// then. They contain all of the worker's own pushes; any number of the others' may be missing.
+/// Each worker pushes the gradients of a step, or the changes that its own optimizer makes of them,
+/// and continues with the weights that the server has then. They contain all of the worker's own
+/// pushes; any number of the others' may be missing.
 struct Asynchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = true;  // the stages of a worker end a step together
-  static constexpr Pushes pushes = Pushes::gradients;
   static constexpr Adds adds = Adds::on_arrival;
+  Pushes pushes = Pushes::gradients;  ///< or changes
   [[nodiscard]] constexpr int minibatches() const noexcept { return 1; }
   [[nodiscard]] constexpr int needs(int) const noexcept { return 0; }
 };

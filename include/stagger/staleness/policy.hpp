@@ -19,7 +19,7 @@
 ///
 /// | model | take it when |
 /// |---|---|
-/// | StaleSynchronous{s} | the speed of workers varies from step to step; they may be s steps ahead |
+/// | StaleSynchronous{s} | the speed of workers varies from step to step; they may be s steps ahead; in the order of workers with the same bits at any timing |
 /// | Asynchronous | no worker should wait for another |
 /// | LocalSgd{T} | the link is narrow: workers exchange their weights after every T steps |
 /// | RoundRobinSynchronous | the server's link is narrow: workers push one after the other |
@@ -31,7 +31,7 @@
 /// | `synchronous` | compiling `with` | true: the other members are not needed |
 /// | `microbatches()` | once, in `with` | how many microbatches make a minibatch, >= 1 |
 /// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights that it sees contain: 0 to `available`, the number that the stage has made when its forward runs |
-/// | `pushes` | once, in `with` | of a model of several workers: gradients, changes or weights |
+/// | `pushes` | once, in `with` | of a model of several workers: gradients, changes or weights; weights only if static constexpr |
 /// | `adds` | once, in `with` | likewise: when the server adds what workers push |
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
 /// | `needs(minibatch)` | laying out | how many pushes of every worker, from the first one, its weights must contain; they contain at least what those of the previous minibatch did |
@@ -97,7 +97,8 @@ concept ExchangingPolicy = StalenessPolicy<P> && requires(P const policy) {
 /// A staleness model in which workers take local steps, and the server takes the mean of their
 /// weights.
 template <class P>
-concept AveragingPolicy =
-    ExchangingPolicy<P> && P::synchronous && requires { requires staleness::averages(P::pushes); };
+concept AveragingPolicy = ExchangingPolicy<P> && P::synchronous && requires {
+  requires std::bool_constant<staleness::averages(P::pushes)>::value;
+};
 
 }  // namespace stagger

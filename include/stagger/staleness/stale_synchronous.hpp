@@ -10,13 +10,18 @@ namespace stagger::staleness {
 
 /// Step m (from 0) of a worker sees all of its own pushes and at least the first m - bound of every
 /// other worker: the fastest is at most `bound` steps ahead of the slowest. With a bound of 0 all
-/// stay in step, as with Synchronous, except that the order in which the server adds is not fixed.
+/// stay in step, as with Synchronous, except that the order in which pushes are added on arrival is
+/// not fixed.
 struct StaleSynchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = true;  // the stages of a worker end a step together
-  static constexpr Pushes pushes = Pushes::gradients;
-  static constexpr Adds adds = Adds::on_arrival;
-  int bound = 0;  ///< s >= 0, in steps
+  int bound = 0;                             ///< s >= 0, in steps
+  /// Gradients, or the changes that each worker's own optimizer makes of them.
+  Pushes pushes = Pushes::gradients;
+  /// With on_arrival a step sees the newest pushes; with in_worker_order precisely those that it
+  /// needs, so that the bits do not depend on timing. Then a bound above 0 takes changes: a worker
+  /// keeps its last ones, up to `bound` copies of the weights, and adds those that are missing.
+  Adds adds = Adds::on_arrival;
   [[nodiscard]] constexpr int minibatches() const noexcept { return 1; }
   [[nodiscard]] constexpr int needs(int step) const noexcept {
     return step > bound ? step - bound : 0;

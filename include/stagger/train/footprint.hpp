@@ -15,6 +15,7 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/parameters/layer_shape.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger {
@@ -171,26 +172,47 @@ template <class FootprintOf>
   return memory;
 }
 
-/// Predicts the sharded optimizer state of one rank with `AllReduce::shard_optimizer`: what
-/// `Trainer::memory` returns in a process that has only that rank.
+/// Predicts what one of several processes has for parameters: `Memory::parameters` and
+/// `optimizer_state` of `Trainer::memory` there, and as `scratch` what arrives of other processes'
+/// gradients: of each further owner of a layer the part that is added up there.
 /// @param cuts    [stages - 1] first layer of each stage after the first
 /// @param states  of the optimizer, for each parameter
-/// @return bytes
-[[nodiscard]] inline std::uint64_t predicted_optimizer_state(Program const& program,
-                                                             std::span<int const> cuts, int states,
-                                                             int rank, Footprint const& footprint) {
-  std::uint64_t units = 0;  // of alignment_bytes, at which parts begin and end
-  for (std::size_t c = 0; c < program.cells.size(); ++c) {
-    if (program.cells[c].rank != rank) continue;
-    int const stage = program.cells[c].stage;
-    IndexRange const holders = detail::cells_of(program, stage);
-    std::size_t const before = c - holders.first;
+/// @param ranks   that the process runs
+/// @param shards  AllReduce::shard_optimizer
+[[nodiscard]] inline Memory predicted_parameters(Program const& program, std::span<int const> cuts,
+                                                 int states, std::span<int const> ranks,
+                                                 Footprint const& footprint, bool shards = false) {
+  Memory memory;
+  auto const kept = static_cast<std::uint64_t>(states);
+  detail::each_stage(program, [&](int stage, IndexRange cells) {
+    auto const is_here = [&](std::size_t c) {
+      return std::find(ranks.begin(), ranks.end(), program.cells[c].rank) != ranks.end();
+    };
     for (std::size_t const l : detail::layers_of(cuts, stage, footprint.layers.size())) {
-      std::uint64_t const all = footprint.layers[l].parameters / alignment_bytes;
-      units += all * (before + 1) / holders.size() - all * before / holders.size();
+      std::uint64_t const values = footprint.layers[l].parameters;
+      std::uint64_t owners = 0;
+      detail::ByteRange part{0, 0};
+      for (std::size_t const c : cells) {
+        if (!is_here(c)) continue;
+        ++owners;
+        part = part.with(detail::LayerShape::part_of(values, c - cells.first, cells.size()));
+      }
+      if (owners == 0) continue;
+      Cell const& cell = program.cells[cells.first];
+      // What is updated within a step, or in parts, is saved before it.
+      std::uint64_t const early = cell.alone ? (kept + cell.versions) * values : 0;
+      std::uint64_t const updated = shards ? part.size() : values;
+      memory.parameters += values * (1 + owners) + kept * updated + early;
+      if (shards) memory.parameters += (1 + kept) * updated;
+      memory.optimizer_state += kept * updated;
+      // Without groups of gradients the first owner adds up all of them.
+      std::uint64_t const added = !program.groups.empty() ? part.size()
+                                  : is_here(cells.first)  ? values
+                                                          : 0;
+      memory.scratch += (cells.size() - owners) * added;
     }
-  }
-  return units * alignment_bytes * static_cast<std::uint64_t>(states);
+  });
+  return memory;
 }
 
 }  // namespace stagger

@@ -174,6 +174,16 @@ TEST_CASE("asio/AsioParameterServer: workers have the bits of a sequential loop"
         }
 }
 
+TEST_CASE("asio/AsioParameterServer: steps that push changes have the bits of a sequential loop",
+          "[asio]") {
+  for (int const workers : {1, 2, 3, 4})
+    for (int const bound : {0, 1, 3}) {
+      CAPTURE(workers, bound);
+      OnPort const server(workers);
+      compare_changes_on_threads(Stale{workers, bound}, server, 1 + bound % 2, SlowSgd{sgd});
+    }
+}
+
 TEST_CASE("asio/AsioParameterServer: steps have the bits of one server loop", "[asio]") {
   for (int const workers : {1, 2, 3}) {
     CAPTURE(workers);
@@ -193,6 +203,7 @@ TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits o
     };
     drift(sg::staleness::Asynchronous{});
     drift(sg::staleness::StaleSynchronous{1});
+    drift(sg::staleness::StaleSynchronous{1, sg::staleness::Pushes::changes});
     drift(sg::staleness::RoundRobinSynchronous{});
   }
 }
@@ -267,7 +278,7 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     REQUIRE_THAT(said(mangled), Contains("does not agree with its checksum"));
     auto large = asked;
     std::uint64_t const elements = 1ULL << 50U;
-    std::memcpy(large.data() + 64 + sg::detail::policy_words(sgd).size(), &elements, 8);
+    std::memcpy(large.data() + 68 + sg::detail::policy_words(sgd).size(), &elements, 8);
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, large)),
                  Contains("raise model_bytes"));
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, request(7, sgd, 4))),

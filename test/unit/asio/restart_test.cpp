@@ -14,6 +14,7 @@
 
 #include <stagger/staleness/local_sgd.hpp>
 
+#include "../engine/split_model.hpp"
 #include "../temporary_folder.hpp"
 #include "../train/workers_oracle.hpp"
 
@@ -123,6 +124,45 @@ TEST_CASE("asio/AsioParameterServer: a durable server that is started again has 
     server.stop();
     server.start();
   }
+}
+
+TEST_CASE(
+    "asio/AsioParameterServer: groups that share layers have the bits of groups in its process",
+    "[asio]") {
+  using split_model::Case;
+  auto const optimizer = split_model::optimizer();
+  auto const check = [&](auto const& model, Case const& of_a, Case const& of_b) {
+    TemporaryFolder const folder;
+    OnPort server({.workers = 2, .durable = folder.path()}, optimizer);
+    sg::collective::ParameterServer const near({.workers = 2});
+    auto const make = [&](Case const& of, auto const& worker) {
+      return split_model::pipeline<double>(sg::host::Threads{2}, of, model, worker);
+    };
+    auto a = make(of_a, server.worker(0));
+    auto b = make(of_b, server.worker(1));
+    auto c = make(of_a, near.worker(0));
+    auto d = make(of_b, near.worker(1));
+    for (int step = 0; step < 5; ++step) {
+      auto const batch_a = split_model::batch<double>(2 * step, of_a.microbatches, 17);
+      auto const batch_b = split_model::batch<double>(2 * step + 1, of_b.microbatches, 17);
+      auto const there = sg::run_together(a.step(batch_a), b.step(batch_b));
+      auto const here = sg::run_together(c.step(batch_a), d.step(batch_b));
+      for (std::size_t n = 0; n < 2; ++n) REQUIRE(there[n].loss == here[n].loss);
+      REQUIRE(split_model::bits(a) == split_model::bits(c));
+      REQUIRE(split_model::bits(b) == split_model::bits(d));
+      if (step % 2 != 0) continue;
+      server.stop();
+      server.start();
+    }
+  };
+  Case const group{.members = 2, .microbatches = 2};
+  Case const groups{.members = 2, .groups = 2, .microbatches = 3, .cuts = {3}};
+  check(sg::staleness::Synchronous{}, group, groups);
+  check(sg::staleness::LocalSgd{.period = 1}, group, groups);
+  check(sg::staleness::LocalSgd{.period = 3, .average_state = false}, groups, group);
+  Case each_pass = group;
+  each_pass.update = sg::partition::Update::each_pass;
+  check(sg::staleness::LocalSgd{.period = 2}, each_pass, each_pass);
 }
 
 TEST_CASE("asio/AsioParameterServer: who does not come back to a durable server has failed",

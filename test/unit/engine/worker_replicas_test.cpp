@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/join_request.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
@@ -22,8 +21,11 @@
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
@@ -131,6 +133,53 @@ TEST_CASE("engine/replicas: two workers with two each have the bits of one pipel
     check(4, 1, Synchronous{}, split);
     check(2, 4, LocalSgd{.period = 1}, split);
     check(4, 8, LocalSgd{.period = 1}, split);
+  }
+}
+
+TEST_CASE("engine/replicas: workers that drift apart have the bits of workers of one rank",
+          "[engine]") {
+  using namespace sg::staleness;
+  sg::partition::LayerSplit<> const split{.group = 2, .threshold = 0};
+  for (int const threads : {1, 2, 4}) {
+    sg::host::Threads const device{threads};
+    auto const check = [&](int ranks, std::vector<int> const& order, auto const& model,
+                           auto const&... more) {
+      CAPTURE(threads, ranks, order);
+      ParameterServer const server({.workers = 2, .shards = 2});
+      ParameterServer const simple({.workers = 2});
+      auto const replicated = [&](int n) {
+        return exact_pipeline(ranks, device, model, server.worker(n), more...);
+      };
+      auto const single = [&](int n) {
+        return exact_pipeline(1, sg::host::Threads{1}, model, simple.worker(n));
+      };
+      std::vector<decltype(replicated(0))> of_ranks;
+      std::vector<decltype(single(0))> expected;
+      for (int n = 0; n < 2; ++n) {
+        of_ranks.push_back(replicated(n));
+        expected.push_back(single(n));
+      }
+      for (std::size_t step = 0; step < order.size(); ++step) {
+        auto const n = static_cast<std::size_t>(order[step]);
+        Batch<double> const data = exact_batch(step);
+        double const loss = sg::run(expected[n].step(data)).loss;
+        CHECK(sg::run(of_ranks[n].step(data)).loss == Approx(loss).epsilon(1e-10));
+        REQUIRE(values_apart(of_ranks[n], expected[n]) == 0);
+      }
+    };
+    auto const check_all = [&](int ranks, auto const&... more) {
+      std::vector<int> const drift{0, 1, 0, 0, 1, 1};  // two steps apart
+      for (Pushes const pushes : {Pushes::gradients, Pushes::changes}) {
+        check(ranks, drift, Asynchronous{pushes}, more...);
+        check(ranks, drift, StaleSynchronous{2, pushes}, more...);
+      }
+      for (int const bound : {2, 3})
+        check(ranks, drift, StaleSynchronous{bound, Pushes::changes, Adds::in_worker_order},
+              more...);
+      check(ranks, {0, 1, 0, 1, 0, 1}, RoundRobinSynchronous{}, more...);
+    };
+    check_all(2);
+    check_all(4, split);
   }
 }
 
@@ -395,6 +444,40 @@ TEST_CASE(
   check(LocalSgd{.period = 1});
 }
 
+TEST_CASE("engine/groups: a durable server that is started again has what groups had", "[engine]") {
+  auto const check = [](auto const& model, auto const& make) {
+    TemporaryFolder const folder;
+    sg::collective::ServerOptions const options{.workers = 2, .durable = folder.path()};
+    ParameterServer const near({.workers = 2});
+    auto c = make(4, 2, model, near.worker(0));
+    auto d = make(2, 2, model, near.worker(1));
+    for (int life = 0; life < 2; ++life) {
+      ParameterServer const server(options);
+      auto a = make(4, 2, model, server.worker(0));
+      auto b = make(2, 2, model, server.worker(1));
+      for (int step = 4 * life; step < 4 * life + 4; ++step) {
+        auto const of_a = map_batch(2 * step);
+        auto const of_b = map_batch(2 * step + 1);
+        static_cast<void>(sg::run_together(a.step(of_a), b.step(of_b)));
+        static_cast<void>(sg::run_together(c.step(of_a), d.step(of_b)));
+        REQUIRE(difference<double>(a, c, 1) == 0);
+        REQUIRE(difference<double>(b, d, 1) == 0);
+      }
+    }
+    ParameterServer const server(options);
+    CHECK_THROWS_WITH(make(4, 4, model, server.worker(0)),
+                      Catch::Matchers::Contains("share layers as 'group 4, layers 1 by outputs 2 "
+                                                "by outputs', those of the others as 'group 2, "));
+    CHECK_THROWS_WITH(make(4, 1, model, server.worker(0)),
+                      Catch::Matchers::Contains("share layers as 'none', those of the others as "));
+  };
+  auto const make = [](int ranks, int group, auto const&... policy) {
+    return plain_pipeline(ranks, group, optimizer(), policy...);
+  };
+  check(Synchronous{}, make);
+  check(LocalSgd{.period = 2}, make);
+}
+
 TEST_CASE("engine/replicas: what workers with replicas cannot do is refused in one sentence",
           "[engine]") {
   auto const says = [](auto make) -> std::string {
@@ -417,22 +500,6 @@ TEST_CASE("engine/replicas: what workers with replicas cannot do is refused in o
   CHECK(says([&] {
           return plain_pipeline(2, 2, LocalSgd{.period = 2}, server.worker(1));
         }).empty());  // the others may have fewer groups
-  TemporaryFolder const folder;
-  ParameterServer const durable({.workers = 1, .durable = folder.path()});
-  CHECK(says([&] { return plain_pipeline(2, 2, LocalSgd{.period = 2}, durable.worker(0)); }) ==
-        "a parameter server does not keep in a folder which layers groups of ranks share; use one "
-        "without ServerOptions::durable, or leave partition::LayerSplit out");
-  CHECK(
-      says([&] { return plain_pipeline(2, 1, LocalSgd{.period = 2}, durable.worker(0)); }).empty());
-  sg::detail::WorkerRules rules;
-  rules.shared = "group 2, layers 1 by outputs";
-  CHECK(says([&] {
-          sg::collective::detail::require_remote(1, rules);
-          return 0;
-        }) ==
-        "groups of ranks of worker 1 share layers, which a server in another process cannot "
-        "compare; use a collective::ParameterServer in this process, or leave "
-        "partition::LayerSplit out");
   ParameterServer const late({.workers = 1});
   auto const with = [&](auto const&... policy) {
     sg::Options options;

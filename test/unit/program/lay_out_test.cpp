@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include <stagger/program/version_passes.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
@@ -261,11 +262,13 @@ TEST_CASE("program/lay_out: what the engine cannot run is refused in one sentenc
   stale.staleness.microbatches = 1;
   stale.staleness.version = [](void const*, int, int available) { return available; };
   stale.staleness.fix = &detail::fix_versions;
+  stale.staleness.passes = detail::version_passes<StalenessModel>();
   CHECK_THROWS_WITH(lay_out(schedule::DualPipe{}.table({2, 4}), stale),
                     Catch::Contains("stage 0 has several owners"));
 
   LayOutOptions shared;  // a worker of a parameter server
   shared.staleness.push_minibatches = 1;
+  shared.staleness.passes = detail::version_passes<StalenessModel>();
   CHECK_THROWS_WITH(lay_out(schedule::DualPipe{}.table({2, 4}), shared),
                     Catch::Contains("each worker makes one push of it"));
 

@@ -27,8 +27,10 @@
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 
 #include "count_allocations.hpp"
@@ -144,10 +146,11 @@ TEST_CASE("train/allocation: none where replicas take rows of each other", "[tra
 
 namespace {
 
-auto in_step(sg::collective::ParameterServer const& server, int worker) {
-  return sg::Pipeline{model()}.with(sg::partition::Even{2}, sg::staleness::Synchronous{},
-                                    server.worker(worker), Loss{}, optimizer(),
-                                    sg::host::Threads{2});
+template <class Model = sg::staleness::Synchronous>
+auto in_step(sg::collective::ParameterServer const& server, int worker,
+             Model const& staleness = {}) {
+  return sg::Pipeline{model()}.with(sg::partition::Even{2}, staleness, server.worker(worker),
+                                    Loss{}, optimizer(), sg::host::Threads{2});
 }
 auto in_waves(sg::collective::ParameterServer const& server, int worker,
               sg::staleness::Adds adds = sg::staleness::Adds::in_worker_order) {
@@ -180,9 +183,9 @@ TEST_CASE("train/allocation: none in a step of a worker whose groups share layer
 TEST_CASE("train/allocation: none in a step or a stream of a worker after the first", "[train]") {
   auto const few = batch(0, 4, false);
   auto const many = batch(1, 10, false);
-  SECTION("steps") {
+  auto const steps = [&](auto const& staleness) {
     sg::collective::ParameterServer const server({.workers = 1});
-    auto train = in_step(server, 0);
+    auto train = in_step(server, 0, staleness);
     auto const round = [&] {
       sg::run(train.step(few));
       sg::run(train.evaluate(few));
@@ -190,7 +193,13 @@ TEST_CASE("train/allocation: none in a step or a stream of a worker after the fi
     };
     round();
     CHECK(allocations_of(round) == 0);
-  }
+  };
+  using sg::staleness::Adds;
+  using sg::staleness::Pushes;
+  steps(sg::staleness::Synchronous{});
+  steps(sg::staleness::Asynchronous{Pushes::changes});
+  for (int const bound : {0, 3})
+    steps(sg::staleness::StaleSynchronous{bound, Pushes::changes, Adds::in_worker_order});
   for (auto const adds : {sg::staleness::Adds::in_worker_order, sg::staleness::Adds::on_arrival})
     SECTION(adds == sg::staleness::Adds::on_arrival ? "streams on arrival" : "streams in order") {
       sg::collective::ParameterServer const server({.workers = 1});

@@ -19,6 +19,7 @@
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
@@ -159,6 +160,9 @@ TEST_CASE("train/Clock: steps of workers have the bits of workers on threads", "
     }
   };
   compare(sg::staleness::Synchronous{}, true);
+  using sg::staleness::Adds;
+  using sg::staleness::Pushes;
+  compare(sg::staleness::StaleSynchronous{2, Pushes::changes, Adds::in_worker_order}, true);
   // On threads, a worker may begin its first step when another has pushed already.
   compare(sg::staleness::RoundRobinSynchronous{}, false);
 }

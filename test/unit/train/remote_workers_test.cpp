@@ -172,6 +172,16 @@ TEST_CASE("train/RemoteLink: a slow worker changes no bit, nor does one in the s
   compare(Waves{3, 2, 1}, Mixed{other}, {{2}, {1}}, 2, 20, sgd);
 }
 
+TEST_CASE("train/RemoteLink: steps that push changes have the bits of a sequential loop",
+          "[train]") {
+  for (int const workers : {1, 2, 3, 4})
+    for (int const bound : {0, 1, 3}) {
+      CAPTURE(workers, bound);
+      Remote const server(workers, sg::optimizer::Sgd{});
+      compare_changes_on_threads(Stale{workers, bound}, server, 1 + workers % 3, SlowSgd{sgd});
+    }
+}
+
 TEST_CASE("train/RemoteLink: steps have the bits of one server loop", "[train]") {
   for (int const workers : {1, 2, 3}) {
     CAPTURE(workers);

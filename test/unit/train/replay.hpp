@@ -97,10 +97,13 @@ class Replay {
   std::vector<LayerReplay> layers_;
 };
 
-/// Steps of workers that push gradients: the optimizer and its state stand with the server.
+/// Steps of workers that push gradients, whose optimizer and state stand with the server; or changes
+/// that their own optimizers make.
 template <class Optimizer>
 void replay_steps(Replay& replay, Optimizer const& optimizer,
-                  std::vector<std::vector<Batch>> const& batches) {
+                  std::vector<std::vector<Batch>> const& batches, sg::staleness::Pushes pushed) {
+  bool const changes = pushed == sg::staleness::Pushes::changes;
+  std::vector<OracleWorker<Optimizer>> workers(replay.workers());
   std::size_t const N = replay.workers();
   std::vector<std::vector<std::vector<Numbers>>> pushes(N);  // [workers][steps][layers]
   std::vector<Numbers> first(layers, Numbers(width * width + width));
@@ -111,15 +114,24 @@ void replay_steps(Replay& replay, Optimizer const& optimizer,
     for (std::size_t n = 0; n < N; ++n)
       while (pushes[n].size() < batches[n].size() && replay.known(n, pushes[n].size())) {
         std::size_t const step = pushes[n].size();
+        any = true;
+        if (changes) {
+          workers[n].batch = batches[n][step];
+          workers[n].microbatches = workers[n].batch.inputs.size();
+          workers[n].train(optimizer, replay.taken(n, step), 0, static_cast<int>(step) + 1);
+          pushes[n].emplace_back();
+          for (auto const& made : workers[n].changes) pushes[n].back().push_back(made.back());
+          continue;
+        }
         pushes[n].push_back(scaled(gradients(replay.taken(n, step), batches[n][step]),
                                    static_cast<float>(1.0 / static_cast<double>(N))));
-        any = true;
       }
     any = replay.advance(
               [&](std::size_t n, std::size_t push, std::size_t l) {
                 return push < pushes[n].size() ? &pushes[n][push][l] : nullptr;
               },
               [&](Numbers& values, Numbers const& gradient, std::size_t, std::size_t l) {
+                if (changes) return add(values, gradient);
                 sg::OptimizerView<float> view;
                 view.value = view.next = values.data();
                 view.gradient = gradient.data();
@@ -223,7 +235,7 @@ void replay_drifting(Model const& model, int workers, std::vector<int> const& ow
     });
   sg::run_together(std::move(steps));
   Replay replay(logs(), N);
-  replay_steps(replay, adam, batches);
+  replay_steps(replay, adam, batches, model.pushes);
   for (std::size_t k = 0; k < own.size(); ++k) {  // taken behind its last step, while others go on
     auto const n = static_cast<std::size_t>(own[k]);
     REQUIRE(weights(trainers[k]) == replay.taken(n, batches[n].size()));

@@ -35,9 +35,12 @@ TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of a
   for (int const workers : {1, 2, 3, 4})
     for (auto const& cuts : {std::vector<int>{}, {2}, {1, 2, 3}})
       for (int const threads : {1, 2, 4}) {
-        compare_steps(sg::staleness::Asynchronous{}, workers, cuts, threads);
-        for (int const bound : {0, 1, 3})
-          compare_steps(sg::staleness::StaleSynchronous{bound}, workers, cuts, threads);
+        for (auto const pushes :
+             {sg::staleness::Pushes::gradients, sg::staleness::Pushes::changes}) {
+          compare_steps(sg::staleness::Asynchronous{pushes}, workers, cuts, threads);
+          for (int const bound : {0, 1, 3})
+            compare_steps(sg::staleness::StaleSynchronous{bound, pushes}, workers, cuts, threads);
+        }
       }
 }
 

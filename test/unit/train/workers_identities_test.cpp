@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -18,11 +19,13 @@
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
 #include "engine/small_model.hpp"
 #include "plain_layers.hpp"
+#include "workers_oracle.hpp"
 
 namespace sg = stagger;
 
@@ -31,8 +34,8 @@ namespace {
 namespace plain = plain_layers;
 using sg::staleness::WaveSynchronous;
 
-sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
-sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9, .weight_decay = 0.01};
+using workers_oracle::adam;
+using workers_oracle::sgd;
 
 /// Values of all parameters, byte by byte. The optimizer's state stands with the server.
 template <class Trainer> std::vector<std::byte> values(Trainer& train) {
@@ -107,6 +110,81 @@ TEST_CASE("train/ParameterServer: equal workers in step are replicas, bit for bi
       for (auto& worker : workers) REQUIRE(values(worker) == values(replicated));
     }
   }
+}
+
+TEST_CASE("train/StaleSynchronous: s steps that push changes are waves of one minibatch, D = s",
+          "[train]") {
+  using namespace workers_oracle;
+  constexpr int count = 12;
+  for (int const workers : {1, 2, 4})
+    for (int const bound : {0, 1, 3}) {
+      CAPTURE(workers, bound);
+      auto const N = static_cast<std::size_t>(workers);
+      sg::collective::ParameterServer const for_steps({.workers = workers});
+      sg::collective::ParameterServer const for_waves({.workers = workers});
+      auto const step = [&](int n) {
+        return stepping(Stale{workers, bound}.model(), for_steps, n, adam, {1 + n % 3});
+      };
+      auto const wave = [&](int n) {
+        return workers_oracle::make(Waves{workers, 1, bound}, for_waves, n, {2}, 2, adam);
+      };
+      std::vector<decltype(step(0))> stepped;
+      std::vector<decltype(wave(0))> streamed;
+      std::vector<Batch> all(N);
+      std::vector<Batch> one(N);
+      std::vector<sg::Steps> steps;
+      std::vector<sg::Step> streams;
+      for (int n = 0; n < workers; ++n) {
+        stepped.push_back(step(n));
+        streamed.push_back(wave(n));
+        all[static_cast<std::size_t>(n)] = data(count, n);
+      }
+      for (std::size_t n = 0; n < N; ++n) {
+        streams.push_back(streamed[n].stream(all[n]));
+        steps.push_back([&, n, m = 0](sg::Metrics const*) mutable {
+          if (m == count + bound) return std::optional<sg::Step>{};
+          if (m == count) stepped[n].optimizer().rate = 0;  // the last weights take s steps to come
+          auto const i = static_cast<std::size_t>(m++ % count);
+          one[n].inputs = {all[n].inputs[i]};
+          one[n].targets = {all[n].targets[i]};
+          return std::optional(stepped[n].step(one[n]));
+        });
+      }
+      sg::run_together(std::move(streams));
+      sg::run_together(std::move(steps));
+      for (std::size_t n = 0; n < N; ++n)
+        REQUIRE(plain::weights(stepped[n]) == plain::weights(streamed[0]));
+    }
+}
+
+TEST_CASE("train/StaleSynchronous: in order with a bound of 0 it is Synchronous", "[train]") {
+  using namespace workers_oracle;
+  sg::collective::ParameterServer const stale({.workers = 2});
+  sg::collective::ParameterServer const in_step({.workers = 2});
+  sg::staleness::StaleSynchronous const model{.adds = sg::staleness::Adds::in_worker_order};
+  auto a = stepping(model, stale, 0, adam);
+  auto b = stepping(model, stale, 1, adam);
+  auto c = stepping(sg::staleness::Synchronous{}, in_step, 0, adam);
+  auto d = stepping(sg::staleness::Synchronous{}, in_step, 1, adam);
+  for (int step = 0; step < 6; ++step) {
+    auto const one = data(2, step);
+    auto const two = data(2, step + 10.0);
+    sg::run_together(a.step(one), b.step(two));
+    sg::run_together(c.step(one), d.step(two));
+    REQUIRE(plain::weights(a) == plain::weights(c));
+    REQUIRE(plain::weights(b) == plain::weights(c));
+  }
+}
+
+TEST_CASE("train/StaleSynchronous: a worker keeps as many changes as weights may lack", "[train]") {
+  using namespace workers_oracle;
+  auto const memory = [](int bound) {
+    sg::collective::ParameterServer const server({.workers = 1});
+    return stepping(Stale{1, bound}.model(), server, 0, sgd).memory().parameters;
+  };
+  std::uint64_t const copy = layers * 64;  // 12 weights in 64 bytes
+  CHECK(memory(1) == memory(0));           // the change that is pushed is kept in any case
+  CHECK(memory(4) == memory(1) + 3 * copy);
 }
 
 TEST_CASE("train/WaveSynchronous: one worker with one minibatch in flight is sequential descent",

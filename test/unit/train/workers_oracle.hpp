@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +22,7 @@
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
@@ -47,10 +50,24 @@ struct Waves {
   }
 };
 
+/// Steps whose changes are pushed, up to `bound` ahead: waves of one minibatch.
+struct Stale {
+  int workers = 2;
+  int bound = 0;
+  static constexpr int in_flight = 1;
+  [[nodiscard]] std::size_t needed(std::size_t m) const { return Waves{1, 1, bound}.needed(m); }
+  [[nodiscard]] sg::staleness::StaleSynchronous model() const {
+    return {.bound = bound,
+            .pushes = sg::staleness::Pushes::changes,
+            .adds = sg::staleness::Adds::in_worker_order};
+  }
+};
+
 /// A user's model: in step for a while, then up to `later` behind.
-struct SlowStart {
+/// @tparam steps  whether it is taken by steps
+template <bool steps> struct SlowStart {
   using policy_tag = sg::StalenessTag;
-  static constexpr bool synchronous = false;
+  static constexpr bool synchronous = steps;
   static constexpr auto pushes = sg::staleness::Pushes::changes;
   static constexpr auto adds = sg::staleness::Adds::in_worker_order;
   int later = 4;
@@ -59,10 +76,10 @@ struct SlowStart {
   [[nodiscard]] int version(int m, int) const { return m; }
   [[nodiscard]] int needs(int m) const { return m < 10 ? m : m - later; }
 };
-struct Slow {
+template <bool steps = false> struct Slow {
   int workers = 3;
   static constexpr int in_flight = 1;
-  [[nodiscard]] SlowStart model() const { return {}; }
+  [[nodiscard]] SlowStart<steps> model() const { return {}; }
   [[nodiscard]] std::size_t needed(std::size_t m) const {  // 9 at 9, so at 10 to 13 too
     return m < 10 ? m : std::max(std::size_t{9}, m - 4);
   }
@@ -75,31 +92,30 @@ inline void add(Numbers& sum, Numbers const& more) {
 /// One worker of the oracle: what it has made so far, of each layer.
 template <class Optimizer> struct OracleWorker {
   Batch batch;
+  std::size_t microbatches = 1;                                               // of a minibatch
+  std::vector<std::vector<Numbers>> seen{};                                   // [minibatches + 1]
   std::vector<std::vector<Numbers>> changes{layers, std::vector<Numbers>{}};  // [layers][made]
   std::vector<std::vector<Numbers>> pushes{layers, std::vector<Numbers>{}};   // likewise
   std::vector<Numbers> first{layers, Numbers(width* width + width)};
   std::vector<Numbers> second = first;
 
+  [[nodiscard]] Batch minibatch(std::size_t m) const {
+    Batch part;
+    for (std::size_t i = m * microbatches; i < (m + 1) * microbatches; ++i) {
+      part.inputs.push_back(batch.inputs[i]);
+      part.targets.push_back(batch.targets[i]);
+    }
+    return part;
+  }
   /// Forward, backward and change of a minibatch, with these weights.
   void train(Optimizer const& optimizer, std::vector<Numbers> const& w, std::size_t m, int step) {
-    std::vector<Numbers> value{batch.inputs[m]};
+    auto const gradient = gradients(w, minibatch(m));
     for (std::size_t l = 0; l < layers; ++l) {
-      value.emplace_back();
-      forward(w[l], value[l], value[l + 1]);
-    }
-    sg::Context context;
-    Numbers dy;
-    Loss{}.value_and_gradient(context, value.back(), batch.targets[m], 1.0 / double{width}, dy);
-    for (std::size_t l = layers; l-- > 0;) {
-      Numbers gradient(width * width + width);
-      Numbers dx;
-      backward(w[l], value[l], value[l + 1], dy, dx, gradient.data());
-      dy = dx;
-      Numbers change(gradient.size());
+      Numbers change(gradient[l].size());
       sg::OptimizerView<float> view;
       view.value = w[l].data();
       view.next = change.data();
-      view.gradient = gradient.data();
+      view.gradient = gradient[l].data();
       view.state = {first[l].data(), second[l].data()};
       view.size = change.size();
       optimizer.change(view, 1, step);
@@ -117,16 +133,18 @@ void sequential(Model const& waves, Optimizer const& optimizer,
                 int steps_before) {
   auto const Nm = static_cast<std::size_t>(waves.in_flight);
   std::vector<std::vector<Numbers>> snapshots{last};  // [waves][layers]
-  std::size_t const count = workers.front().batch.inputs.size();
+  std::size_t const count = workers.front().batch.inputs.size() / workers.front().microbatches;
   auto const add_wave = [&](std::size_t c) {
     auto next = snapshots.back();
     for (std::size_t l = 0; l < layers; ++l)
       for (auto& worker : workers) add(next[l], worker.pushes[l][c]);
     snapshots.push_back(next);
   };
-  for (auto& worker : workers)
+  for (auto& worker : workers) {
+    worker.seen.clear();
     for (std::size_t l = 0; l < layers; ++l) worker.changes[l].clear(), worker.pushes[l].clear();
-  for (std::size_t m = 0; m < count; ++m) {
+  }
+  for (std::size_t m = 0;; ++m) {
     std::size_t const own = m + 1 > Nm ? m + 1 - Nm : 0;
     std::size_t const needed = waves.needed(m);
     for (auto& worker : workers) {
@@ -135,8 +153,10 @@ void sequential(Model const& waves, Optimizer const& optimizer,
         for (std::size_t c = needed; c < own / Nm; ++c) add(w[l], worker.pushes[l][c]);
         for (std::size_t q = own / Nm * Nm; q < own; ++q) add(w[l], worker.changes[l][q]);
       }
-      worker.train(optimizer, w, m, steps_before + static_cast<int>(m) + 1);
+      worker.seen.push_back(w);
+      if (m != count) worker.train(optimizer, w, m, steps_before + static_cast<int>(m) + 1);
     }
+    if (m == count) break;
     if ((m + 1) % Nm != 0 && m + 1 != count) continue;
     for (auto& worker : workers)
       for (std::size_t l = 0; l < layers; ++l) {
@@ -186,6 +206,41 @@ void compare(Model const& waves, Server const& server, std::vector<std::vector<i
   }
 }
 
+/// Takes steps whose changes are pushed, and compares with the oracle what each worker has after
+/// each of them.
+/// @param own   the workers of this process
+/// @param make  (worker) -> trainer
+template <class Model, class Optimizer, class Make>
+void compare_changes(Model const& stale, std::vector<int> const& own, Optimizer const& optimizer,
+                     Make make) {
+  constexpr std::size_t count = 11;
+  std::vector<OracleWorker<Optimizer>> oracle(static_cast<std::size_t>(stale.workers));
+  for (std::size_t n = 0; n < oracle.size(); ++n) {
+    oracle[n].microbatches = 2;
+    oracle[n].batch = data(2 * count, static_cast<double>(n));
+  }
+  auto last = first_weights();
+  sequential(stale, optimizer, oracle, last, 0);
+  std::vector<decltype(make(0))> trainers;
+  for (int const n : own) trainers.push_back(make(n));
+  std::vector<Batch> batches(own.size());
+  std::vector<std::vector<std::vector<Numbers>>> ended(own.size());
+  std::vector<sg::Steps> steps;
+  for (std::size_t k = 0; k < own.size(); ++k)
+    steps.push_back([&, k, m = std::size_t{0}](sg::Metrics const* before) mutable {
+      if (before != nullptr) ended[k].push_back(weights(trainers[k]));
+      if (m == count) return std::optional<sg::Step>{};
+      batches[k] = oracle[static_cast<std::size_t>(own[k])].minibatch(m++);
+      return std::optional(trainers[k].step(batches[k]));
+    });
+  sg::run_together(std::move(steps));
+  for (std::size_t k = 0; k < own.size(); ++k)
+    for (std::size_t m = 0; m < count; ++m) {
+      CAPTURE(own[k], m);
+      REQUIRE(ended[k][m] == oracle[static_cast<std::size_t>(own[k])].seen[m + 1]);
+    }
+}
+
 /// Now and then makes its stage wait.
 struct SlowSgd : sg::optimizer::Sgd {
   template <class T>
@@ -207,6 +262,19 @@ auto stepping(Model const& model, Server const& server, int worker, Optimizer co
   return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
                                                              model, server.worker(worker), Loss{},
                                                              optimizer, sg::host::Threads{threads});
+}
+
+/// As compare_changes, with all workers in this process and cuts that differ from worker to worker.
+template <class Model, class Server, class Optimizer>
+void compare_changes_on_threads(Model const& stale, Server const& server, int threads,
+                                Optimizer const& optimizer) {
+  std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
+  std::vector<int> all(static_cast<std::size_t>(stale.workers));
+  std::iota(all.begin(), all.end(), 0);
+  compare_changes(stale, all, optimizer, [&](int n) {
+    return stepping(stale.model(), server, n, optimizer, cuts[static_cast<std::size_t>(n)],
+                    threads);
+  });
 }
 
 /// A step of two workers, of whom the second has a gradient that is not finite, and one more.

@@ -24,6 +24,7 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
+#include "full.hpp"
 #include "workers_oracle.hpp"
 
 namespace sg = stagger;
@@ -59,13 +60,32 @@ TEST_CASE(
         }
 }
 
+TEST_CASE("train/StaleSynchronous: steps that push changes have the bits of a sequential loop",
+          "[train]") {
+  for (int const workers : {1, 2, 3, 4})
+    for (int const bound : {0, 1, 3})
+      for (int const threads : {1, 2, 4})
+        for (bool const late : {false, true}) {
+          if (!full() && (workers + bound + threads + (late ? 1 : 0)) % 3 != 0) continue;
+          CAPTURE(workers, bound, threads, late);
+          sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
+          late ? compare_changes_on_threads(Stale{workers, bound}, server, threads, SlowSgd{sgd})
+               : compare_changes_on_threads(Stale{workers, bound}, server, threads, adam);
+        }
+}
+
+TEST_CASE("train/ParameterServer: a user's own model of steps pushes changes", "[train]") {
+  sg::collective::ParameterServer const server({.workers = 3});
+  compare_changes_on_threads(Slow<true>{}, server, 2, sgd);
+}
+
 TEST_CASE("train/WaveSynchronous: a slow worker changes no bit", "[train]") {
   compare_in_process(Waves{3, 4, 1}, {{2}, {1}}, 2, 20, SlowSgd{sgd});
 }
 
 TEST_CASE("train/ParameterServer: a user's own model has the bits of a sequential loop",
           "[train]") {
-  compare_in_process(Slow{}, {{2}, {1}}, 2, 20, sgd);
+  compare_in_process(Slow<>{}, {{2}, {1}}, 2, 20, sgd);
 }
 
 TEST_CASE(
@@ -229,7 +249,12 @@ namespace {
 struct Ahead : sg::staleness::StaleSynchronous {
   [[nodiscard]] constexpr int needs(int step) const noexcept { return step + 1; }
 };
-struct Late : sg::staleness::StaleSynchronous {
+/// Takes steps that are pushed two at a time.
+struct Pairs : sg::staleness::StaleSynchronous {
+  [[nodiscard]] constexpr int minibatches() const noexcept { return 2; }
+};
+/// Sets no limit to how far workers are apart.
+struct Boundless : sg::staleness::Asynchronous {
   static constexpr auto adds = sg::staleness::Adds::in_worker_order;
 };
 
@@ -239,8 +264,21 @@ TEST_CASE("train/ParameterServer: refuses models that cannot be", "[train]") {
   sg::collective::ParameterServer const server({.workers = 2});
   REQUIRE_THROWS_WITH(stepping(Ahead{}, server, 0, sgd),
                       Catch::Matchers::Contains("needs 1 pushes of every worker at minibatch 0"));
-  REQUIRE_THROWS_WITH(stepping(Late{{.bound = 2}}, server, 0, sgd),
-                      Catch::Matchers::Contains("would lack its own"));
+  using sg::staleness::Adds;
+  using sg::staleness::Pushes;
+  sg::staleness::StaleSynchronous const exact{.bound = 2, .adds = Adds::in_worker_order};
+  REQUIRE_THROWS_WITH(stepping(exact, server, 0, sgd),
+                      Catch::Matchers::Contains("would lack its own; let it add on arrival, or "
+                                                "push changes"));
+  REQUIRE_THROWS_WITH(stepping(Boundless{{Pushes::changes}}, server, 0, sgd),
+                      Catch::Matchers::Contains("would keep all of its changes"));
+  REQUIRE_THROWS_WITH(stepping(Pairs{}, server, 0, sgd),
+                      Catch::Matchers::Contains("a step is one push"));
+  sg::staleness::StaleSynchronous mean = exact;
+  mean.pushes = Pushes::weights;
+  REQUIRE_THROWS_WITH(stepping(mean, server, 0, sgd),
+                      Catch::Matchers::Contains("take staleness::LocalSgd, or let the model push "
+                                                "gradients or changes"));
   auto const clipping = [&](auto const&... model) {
     return sg::Pipeline{sg::Sequential{std::vector<Layer>{Layer(0), Layer(1)}}}.with(
         model..., server.worker(0), Loss{}, sgd, sg::host::Threads{2}, sg::Options{.clip_norm = 1});

@@ -97,6 +97,7 @@ class JoiningWorker {
                       .kept = server.kept,
                       .process = request_.process,
                       .processes = request_.processes,
+                      .shared = request_.shared,
                       .in_parts = request_.in_parts};
     if (!request_.late.empty()) {
       require_same_fact(request_.worker, {"the staleness model", request_.late},

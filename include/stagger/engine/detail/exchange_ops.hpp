@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -38,8 +39,11 @@ class Exchange {
   virtual bool execute(Machine&, Instruction const&) = 0;
   /// @param why  the error by which the step failed, or null
   virtual void end_step(Machine&, std::exception_ptr why) = 0;
-  /// Whether the server has still to send weights of an earlier step.
-  [[nodiscard]] virtual bool under_way() const { return false; }
+  /// A program that only waits for weights of an earlier step; null if the server has sent them.
+  /// @param program  of that step
+  [[nodiscard]] virtual std::shared_ptr<Program const> late_answers(Program const&) const {
+    return nullptr;
+  }
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
   /// The worker's number at the server.
   [[nodiscard]] virtual int worker() const noexcept = 0;

@@ -132,6 +132,18 @@ struct Execution {
     return *own;
   }
 
+  /// The share that has an owner's gradients of layer `i` of a stage; null: they lie where the sums
+  /// will be.
+  template <std::integral I>
+  [[nodiscard]] GradientShare const* share_of(I stage, std::size_t owner, std::size_t i) const {
+    auto const* own = storage[stage].next.get();
+    for (std::size_t o = 1; own != nullptr; own = own->next.get(), ++o) {
+      GradientShare const& share = own->shares[i];
+      if (owner == (share.kept().of == KeptGradients::Of::first ? 0 : o)) return &share;
+    }
+    return nullptr;
+  }
+
   /// Takes over what the caller has written into copies of parameters.
   [[gnu::cold]] void take_back(ModelState& model) {
     if (model.grouped != nullptr) model.grouped->put_back(model);
@@ -170,7 +182,8 @@ struct Execution {
   [[gnu::cold]] void add_memory(Memory& memory) const {
     for (auto const& first : storage) {
       for (auto const* owner = &first; owner != nullptr; owner = owner->next.get()) {
-        for (auto const& share : owner->shares) memory.parameters += share.bytes();
+        for (auto const& share : owner->shares)
+          (share.kept().arrive() ? memory.scratch : memory.parameters) += share.bytes();
         memory.activations += owner->x.bytes();
         for (auto const& layer : owner->layers) {
           memory.activations += layer.y.bytes() + layer.saved.bytes();

@@ -19,6 +19,7 @@
 #include <stagger/engine/detail/server_exchange.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/program/version_passes.hpp>
 
 namespace stagger::detail {
 
@@ -80,10 +81,11 @@ class OverlappedExchange final : public ServerExchange {
     ++steps_;
   }
 
-  [[nodiscard]] bool under_way() const override {
+  [[nodiscard]] [[gnu::cold]] std::shared_ptr<Program const> late_answers(
+      Program const& program) const override {
     for (std::size_t l = 0; l < layers_.size(); ++l)
-      if (late(l, steps_ - 1) != 0) return true;
-    return false;
+      if (late(l, steps_ - 1) != 0) return std::make_shared<Program const>(only_answers(program));
+    return nullptr;
   }
   [[nodiscard]] std::uint64_t bytes() const override {
     std::uint64_t sum = 0;

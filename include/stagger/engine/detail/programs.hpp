@@ -15,6 +15,7 @@
 #include <stagger/engine/setup.hpp>
 #include <stagger/program/check_program.hpp>
 #include <stagger/program/lay_out.hpp>
+#include <stagger/program/version_passes.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::detail {

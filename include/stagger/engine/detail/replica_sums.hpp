@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
@@ -90,21 +91,38 @@ struct ReplicaSums {
       run_backward_part(rank, machine.run.cells[in.cell], in, layers.first - first,
                         layers.last - first);
     if (in.op != Op::reduce && machine.traffic.uneven()) machine.traffic.made(rank, in);
-    for (std::size_t l = layers.last; in.op == Op::reduce && l-- > layers.first;) {
-      auto& sum = machine.model.parameters[l];
-      ByteRange const own = sum.part(in.part(), in.parts());
-      auto const* holder = &machine.run.storage[in.stage];
-      std::array<GradientShare const*, LayerParameters::most_shares> shares;
-      for (unsigned h = 1; h < in.parts();) {
-        std::size_t count = 0;
-        for (; h < in.parts() && count < shares.size(); ++h) {
-          holder = holder->next.get();
-          shares[count++] = &holder->shares[l - first];
-        }
-        sum.add({shares.data(), count}, own);
-      }
-    }
+    for (std::size_t l = layers.last; in.op == Op::reduce && l-- > layers.first;)
+      add_up(machine.model.parameters[l], machine.run.storage[in.stage], l - first, in);
     if (clock.read != nullptr) note(machine, rank, in, start_s, clock());
+  }
+
+  /// Adds up a part of layer `i` of a stage, in the order of owners. If an owner's gradients lie
+  /// where the sum will be, those before it are added up where the first one's are, and then to it:
+  /// a + b has the bits of b + a.
+  static void add_up(LayerParameters& sum, CellStorage const& stage, std::size_t i,
+                     Instruction const& in) {
+    ByteRange const part = sum.part(in.part(), in.parts());
+    auto const lies_there = [](GradientShare const& share) {
+      return share.kept().of == KeptGradients::Of::first;
+    };
+    GradientShare const* to = nullptr;
+    for (auto const* owner = stage.next.get(); owner != nullptr; owner = owner->next.get())
+      if (lies_there(owner->shares[i])) to = &owner->shares[i];
+    std::array<GradientShare const*, LayerParameters::most_shares> shares;
+    std::size_t count = 0;
+    auto const add = [&] { sum.add({shares.data(), std::exchange(count, 0)}, part, to); };
+    auto const* owner = &stage;
+    for (unsigned o = 1; o < in.parts(); ++o) {
+      owner = owner->next.get();
+      GradientShare const& share = owner->shares[i];
+      if (lies_there(share)) {
+        add();
+        to = nullptr;
+      }
+      if (count == shares.size()) add();
+      shares[count++] = &share;
+    }
+    add();
   }
 
   /// Records when a part of a last backward, or a sum, ran, for the choice of groups and the

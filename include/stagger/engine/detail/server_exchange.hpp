@@ -43,6 +43,25 @@ namespace stagger::detail {
   return told;
 }
 
+/// How many pushes a worker may be ahead of the slowest, as far as the first minibatches show it,
+/// and some that come much later; a stream may end with each of them. Where the number still grows
+/// behind the first half of those, it has no limit.
+[[nodiscard]] [[gnu::cold]] inline std::uint32_t most_ahead(StalenessModel const& model) {
+  // A step that pushes in turn ends behind its own push.
+  if (model.adds == staleness::Adds::in_turn && !model) return 1;
+  constexpr int first = 1 << 16;
+  constexpr int last = 1 << 29;
+  int most = 1;
+  int needed = 0;
+  int of_first_half = 0;
+  for (int m = 0; m <= last; m < first ? ++m : m *= 2) {
+    needed = std::max(needed, model.needs(model.policy, m));
+    most = std::max(most, m / model.push_minibatches + 1 - needed);
+    if (m < first / 2) of_first_half = most;
+  }
+  return most == of_first_half ? static_cast<std::uint32_t>(most) : WorkerRules::unlimited;
+}
+
 /// The exchange of one worker. Its link is open from the beginning of a stream to its end; for
 /// steps, until one fails.
 class ServerExchange : public Exchange, protected ParameterListener {
@@ -66,9 +85,15 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
   [[gnu::cold]] void runs(bool const* ranks) override {
     if (!program_->exchanges()) return;
-    for (std::size_t c = 0; c < cells_.size(); ++c)
-      if (!ranks[program_->cells[c].rank]) cells_[c].count = 0;
-    if (open_) read_newest();  // for stages that another process ran before
+    bool moved = false;
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      CellLayers& cell = cells_[c];
+      bool const here = ranks[program_->cells[c].rank];
+      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
+        if (std::exchange(here_[l], here) != here) moved = moved || here;
+      if (!here) cell.count = 0;
+    }
+    if (open_ && moved) read_moved();
   }
   /// Called once, after the objects that the server notifies have been constructed.
   /// @param kept    keeps what the staleness model and the optimizer point into
@@ -77,12 +102,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
     bool const copies = machine_.model.grouped != nullptr && packed_.size() == 0;
     auto const told = copies ? layers_told(machine_.model, false) : FixedArray<LayerParameters>();
     auto const& layers = copies ? told : exchanged();
-    WorkerRules rules{staleness_.push_minibatches,
-                      staleness_.pushes,
-                      staleness_.adds,
-                      most_ahead(),
-                      machine_.model.optimizer,
-                      kept};
+    WorkerRules rules{staleness_.push_minibatches, staleness_.pushes,        staleness_.adds,
+                      most_ahead(staleness_),      machine_.model.optimizer, kept};
     rules.late = staleness_.late;
     rules.late_policy = staleness_.policy;
     if (machine_.model.grouped != nullptr) rules.shared = machine_.model.grouped->description;
@@ -117,7 +138,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
         machine_(machine),
         staleness_(staleness),
         packed_(std::move(packed)),
-        cell_of_(machine.parameters().size()) {}
+        cell_of_(machine.parameters().size()),
+        here_(machine.parameters().size()) {}
   /// Ends all notifications. Called by the destructor of the most derived class, whose functions
   /// they call.
   void leave() noexcept {
@@ -162,6 +184,20 @@ class ServerExchange : public Exchange, protected ParameterListener {
                            {1, exchanged()[l].bytes_of_values()});
     });
   }
+  /// Takes the weights of a layer that have arrived, and adds the worker's own pushes that they
+  /// lack, one after the other.
+  /// @param own   pushes of its own that they must contain
+  /// @param push  (number) -> the values of an own push
+  template <class Push>
+  VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* to, std::uint32_t own,
+                  Push push) {
+    VersionTag const tag = link_->take(l, rounds, to);
+    for (std::uint32_t number = tag.own; number < own; ++number)
+      machine_.parameters()[l].add_values(to, push(number));
+    return tag;
+  }
+  /// Reads the weights of stages that another process ran before.
+  [[gnu::cold]] virtual void read_moved() { read_newest(); }
   /// Moves them to the layer's own memory, if they were packed.
   virtual void received(std::size_t /*layer*/) {}
 
@@ -234,25 +270,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
   FixedArray<LayerParameters> packed_;  // [layers] or none
 
  private:
-  /// How many pushes a worker may be ahead of the slowest, as far as the first minibatches show it,
-  /// and some that come much later; a stream may end with each of them. Where the number still grows
-  /// behind the first half of those, it has no limit.
-  [[nodiscard]] [[gnu::cold]] std::uint32_t most_ahead() const {
-    // A step that pushes in turn ends behind its own push.
-    if (staleness_.adds == staleness::Adds::in_turn && !staleness_) return 1;
-    constexpr int first = 1 << 16;
-    constexpr int last = 1 << 29;
-    int most = 1;
-    int needed = 0;
-    int of_first_half = 0;
-    for (int m = 0; m <= last; m < first ? ++m : m *= 2) {
-      needed = std::max(needed, staleness_.needs(staleness_.policy, m));
-      most = std::max(most, m / staleness_.push_minibatches + 1 - needed);
-      if (m < first / 2) of_first_half = most;
-    }
-    return most == of_first_half ? static_cast<std::uint32_t>(most) : WorkerRules::unlimited;
-  }
-
   /// The transfers of a stage's layers are shown as one span.
   void carried(std::size_t layer, bool push, std::uint32_t number, double start_s,
                double end_s) override {
@@ -285,6 +302,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   static constexpr std::size_t most_lacked = 63;  // larger numbers of pushes count as so many
   std::array<std::uint64_t, most_lacked + 1> lacked_{};
   FixedArray<std::size_t> cell_of_;  // [layers]
+  FixedArray<bool> here_;            // [layers] whether this process, of several, exchanges it
   bool joined_ = false;
   bool open_ = false;
 };

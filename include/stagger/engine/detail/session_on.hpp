@@ -391,8 +391,10 @@ template <class Device> class SessionOn final : public MachineSession {
   /// Waits for late weights of a parameter server, by a program that does nothing else.
   [[gnu::cold]] void take_late() {
     if constexpr (traits.outside_signals && !traits.starts_together) {
-      if (machine_.exchange() == nullptr || !machine_.exchange()->under_way()) return;
-      load(std::make_shared<Program const>(only_answers(*loaded_)));
+      if (machine_.exchange() == nullptr || loaded_ == nullptr) return;
+      auto const answers = machine_.exchange()->late_answers(*loaded_);
+      if (answers == nullptr) return;
+      load(answers);
       try {
         machine_.begin_step({});
         if constexpr (traits.shares_time) backend_.begin();

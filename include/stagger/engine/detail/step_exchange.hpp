@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Steps that exchange parameters with a server: the worker pushes gradients and waits for
-///         weights, or takes several local steps and continues from the mean of all workers.
+/// @file   Steps that exchange parameters with a server: the worker pushes gradients or changes and
+///         waits for weights, or takes several local steps and continues from the mean of all
+///         workers.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,33 +17,43 @@
 
 namespace stagger::detail {
 
-/// At the end of a step, the worker pushes gradients and receives the weights of the next step.
+/// At the end of a step, the worker pushes its gradients, or the changes that its optimizer makes of
+/// them, and receives the weights of the next step. To these it adds its own changes that they lack;
+/// it keeps so many of them as further versions of the values.
 class StepExchange : public ServerExchange {
  public:
   /// @throws Error  bad_configuration for a staleness model that cannot work
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
-                             StalenessModel const& staleness,
-                             FixedArray<LayerParameters> packed = {})
-      : ServerExchange(std::move(link), machine, possible(staleness), std::move(packed)) {}
+                             StalenessModel const& staleness)
+      : StepExchange(std::move(link), machine, every_step(staleness), {}) {}
   ~StepExchange() override { leave(); }
 
   void begin_step() override {
     if (!program_->training) return;
     if (open()) {
       steps_ = 0;
+      rounds_ = 0;
       for (CellLayers& cell : cells_) cell.others = 0;
     }
     for (CellLayers& cell : cells_) cell.seen = cell.others;
+    std::uint32_t const before = rounds_;
+    rounds_ = std::max(rounds_, needed());
+    asks_ = rounds_ != before || staleness_.adds != staleness::Adds::in_worker_order;
   }
 
   bool execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
     if (in.op == Op::pull) {
       pull(cell);
-      return true;
+      return asks_;
     }
-    push(cell, [this](std::size_t l) { return exchanged()[l].stored().gradients.data(); });
-    for (std::size_t l = 0; l < cell.count; ++l) layer(cell, l).zero_gradients();
+    if (kept_ != 0) {
+      change(cell);
+      push(in.cell, [this](std::size_t l) { return change_of(l, made()); });
+    } else {
+      push(in.cell, [this](std::size_t l) { return exchanged()[l].stored().gradients.data(); });
+      for (std::size_t l = 0; l < cell.count; ++l) layer(cell, l).zero_gradients();
+    }
     return true;
   }
 
@@ -54,22 +65,36 @@ class StepExchange : public ServerExchange {
   }
 
  protected:
-  /// Pushes the layers of a cell, and asks for the weights of the next step.
+  [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
+                             StalenessModel const& staleness, FixedArray<LayerParameters> packed)
+      : ServerExchange(std::move(link), machine, possible(staleness), std::move(packed)),
+        kept_(changes_kept()) {
+    for (std::size_t l = 0; kept_ != 0 && l < machine.parameters().size(); ++l)
+      if (machine.model.counted(l)) machine.parameters()[l].reserve_versions(1 + kept_);
+  }
+
+  /// Pushes the layers of a cell, and asks for the weights of the next step, unless the last ones
+  /// are still what the server would answer.
   /// @param of  (layer) -> the values to push
-  template <class Of> void push(CellLayers& cell, Of of) {
+  template <class Of> void push(std::size_t c, Of of) {
+    CellLayers& cell = cells_[c];
     cell.missing.store(cell.count);
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
       link_->push(l, of(l), false);
       count(l, TrafficKind::pushes);
     }
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, needed());
+    if (!asks_) return tell(c, 1);
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, rounds_);
   }
   void pull(CellLayers& cell) {
     cell.others = stagger::detail::all_rounds;
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
-      VersionTag const tag = link_->take(l, needed(), exchanged()[l].values().data());
+      bool const lays_on = kept_ != 0 && machine_.model.counted(l);
+      VersionTag const tag =
+          take(l, rounds_, exchanged()[l].values().data(), lays_on ? made() + 1 : 0,
+               [&](std::uint32_t push) { return change_of(l, push); });
       cell.others = std::min(cell.others, tag.others);
-      count(l, TrafficKind::pulls);
+      if (asks_) count(l, TrafficKind::pulls);
       take_up(l);
     }
   }
@@ -77,18 +102,60 @@ class StepExchange : public ServerExchange {
   int steps_ = 0;  // taken since the link opened
 
  private:
-  /// Pushes of every worker that the next step's weights must contain.
+  /// Pushes that the worker had made before this step.
+  [[nodiscard]] std::uint32_t made() const { return static_cast<std::uint32_t>(steps_); }
+  /// Pushes of every worker that the next step's weights must contain. They lack no more own ones
+  /// than are kept, whatever a staleness model says beyond the steps that were looked at.
   [[nodiscard]] std::uint32_t needed() const {
-    return static_cast<std::uint32_t>(std::max(0, staleness_.needs(staleness_.policy, steps_ + 1)));
+    auto const needs =
+        static_cast<std::uint32_t>(std::max(0, staleness_.needs(staleness_.policy, steps_ + 1)));
+    bool const lays_on = kept_ != 0 && staleness_.adds == staleness::Adds::in_worker_order;
+    return lays_on && made() + 1 > kept_ ? std::max(needs, made() + 1 - kept_) : needs;
   }
 
+  /// How many of its own changes a worker keeps: those that weights may lack, and at least the one
+  /// that it pushes; 0 if it pushes none.
+  [[nodiscard]] [[gnu::cold]] std::uint32_t changes_kept() const {
+    if (staleness_.pushes != staleness::Pushes::changes) return 0;
+    if (staleness_.adds != staleness::Adds::in_worker_order) return 1;  // weights contain all
+    std::uint32_t const most = most_ahead(staleness_);
+    if (most == WorkerRules::unlimited)
+      raise(Errc::bad_configuration,
+            "the staleness model adds in the order of workers and sets no limit to how far they "
+            "are apart, so that a worker would keep all of its changes; let needs() grow with the "
+            "minibatch, or let it add on arrival");
+    return std::max(most, 2U) - 1;
+  }
+  /// The values of a layer's change in a step, if it is kept.
+  [[nodiscard]] std::byte const* change_of(std::size_t l, std::uint32_t step) const {
+    if (!machine_.model.counted(l)) return nullptr;
+    return machine_.parameters()[l].stored().values[1 + step % kept_].data();
+  }
+  /// Makes the changes of this step, from the weights that it saw.
+  void change(CellLayers const& cell) {
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
+      if (machine_.model.counted(l))
+        machine_.model.optimizer.change(machine_.optimizer(), machine_.parameters()[l],
+                                        {1, machine_.steps() + 1, 0, 1 + made() % kept_});
+      else
+        machine_.parameters()[l].zero_gradients();
+  }
+
+  /// Refuses a staleness model that takes a mean, unless it is known to when compiled.
+  [[gnu::cold]] static StalenessModel const& every_step(StalenessModel const& model) {
+    if (averages(model.pushes))
+      raise(Errc::bad_configuration,
+            "a staleness model that pushes weights says so when it is compiled; take "
+            "staleness::LocalSgd, or let the model push gradients or changes");
+    return model;
+  }
   /// Refuses a staleness model whose needs would never be met.
   [[gnu::cold]] static StalenessModel possible(StalenessModel const& model) {
     bool const mean = averages(model.pushes);
-    if (!mean && (model.pushes != staleness::Pushes::gradients || model.push_minibatches != 1))
+    if (!mean && model.push_minibatches != 1)
       raise(Errc::bad_configuration,
-            "a step pushes its gradients, once; let a staleness model that pushes changes or "
-            "several minibatches be taken by stream: synchronous = false");
+            "a step is one push; let a staleness model that pushes several minibatches at a time "
+            "be taken by stream: synchronous = false");
     if (mean && model.adds != staleness::Adds::in_worker_order)
       raise(Errc::bad_configuration,
             "a mean of weights is taken once all workers have pushed theirs; let the staleness "
@@ -100,7 +167,8 @@ class StepExchange : public ServerExchange {
         raise(Errc::bad_configuration, "the staleness model needs ", needs,
               " pushes of every worker at minibatch ", m, ", before which a worker makes only ",
               made, "; let it need fewer");
-      if (needs < made && model.adds == staleness::Adds::in_worker_order)
+      if (needs < made && model.pushes == staleness::Pushes::gradients &&
+          model.adds == staleness::Adds::in_worker_order)
         raise(Errc::bad_configuration, "the staleness model needs ", needs,
               " pushes of every worker at minibatch ", m,
               " and adds in the order of workers, so that a worker would lack its own; "
@@ -111,6 +179,18 @@ class StepExchange : public ServerExchange {
 
   void arrived(std::size_t layer, std::uint32_t) noexcept override { one_arrived(layer, 1); }
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
+  void read_moved() override {
+    if (kept_ > 1)
+      raise(Errc::bad_configuration,
+            "a stage has moved to another process, which lacks the changes that the worker has "
+            "pushed; let the schedule keep stages where they are, or the staleness model add on "
+            "arrival");
+    ServerExchange::read_moved();
+  }
+
+  std::uint32_t kept_;        // changes in memory; 0 if gradients or weights are pushed
+  std::uint32_t rounds_ = 0;  // that the next step's weights contain
+  bool asks_ = true;          // whether this step asks for weights
 };
 
 /// The worker's own optimizer takes each step; at the end of a period the worker pushes its weights
@@ -134,7 +214,7 @@ class LocalExchange final : public StepExchange {
     } else if (meets) {
       update(in);
       for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
-      push(cell, [this](std::size_t l) { return exchanged()[l].values().data(); });
+      push(in.cell, [this](std::size_t l) { return exchanged()[l].values().data(); });
     } else {
       if (machine_.commit()) update(in);  // from here on the step cannot fail
       tell(in.cell, 1);

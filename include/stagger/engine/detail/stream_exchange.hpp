@@ -168,11 +168,11 @@ class StreamExchange final : public ServerExchange {
         link_->take_last(cell.first + l, to);
         continue;
       }
-      VersionTag const tag = link_->take(cell.first + l, in.rounds(), to);
+      VersionTag const tag =
+          take(cell.first + l, in.rounds(), to, in.rounds() + in.waves(),
+               [&](std::uint32_t push) { return push_block(in.cell, push, l).data(); });
       std::uint32_t& others = stream.others[stream.versions];
       others = std::min(others, tag.others);
-      for (std::uint32_t push = tag.own; push < in.rounds() + in.waves(); ++push)
-        own.add_values(to, push_block(in.cell, push, l).data());
     }
     if (in.snapshot() && (in.rounds() != 0 || in.last_pull())) ask(in.cell);
   }

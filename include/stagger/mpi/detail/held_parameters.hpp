@@ -63,7 +63,8 @@ struct HeldParameters {
     return machine.grouping();
   }
 
-  /// Allocates memory for the stages that this process runs, and frees that of the others.
+  /// Allocates memory for the stages that this process runs, and frees that of the others. Of owners
+  /// in other processes it needs the gradients that it adds up.
   void hold(bool const* own) const {
     each_stage(program(), [&](int stage, IndexRange cells) {
       bool const here = runs(cells, own);
@@ -72,13 +73,17 @@ struct HeldParameters {
         LayerParameters& parameters = machine.model.parameters[l];
         if (!here) parameters.release();
         bool const made = here && parameters.hold();
+        std::size_t o = 0;
         for (auto* owner = machine.run.storage[stage].next.get(); owner;
              owner = owner->next.get()) {
           auto& share = owner->shares[l - layers.first];
+          Kept const kept = here && ++o < cells.size() && commits()
+                                ? kept_of(cells, o, parameters, own)
+                                : share.kept();
           if (!here)
             share.release();
-          else if (made || share.bytes() == 0)
-            share.of(parameters, parameters.views(), parameters.stored());
+          else if (made || kept != share.kept() || (share.bytes() == 0 && !kept.arrive()))
+            share.of(parameters, parameters.views(), parameters.stored(), kept);
         }
       }
     });
@@ -144,14 +149,34 @@ struct HeldParameters {
     auto const group = machine.extent(in);
     for (std::size_t i = group.lowest; i < group.end; ++i) {
       LayerParameters& sum = machine.model.parameters[group.first_layer + i];
-      auto const* const own = machine.gradients_of(in.stage, in.part(), i);
       for (std::size_t p = 0; p < sum.count(); ++p)
-        visit(sum.declaration(p).type, static_cast<std::byte*>(own[p].gradient),
+        visit(sum.declaration(p).type,
+              machine.gradients_of(in.stage, in.part(), i, sum.range(p).first),
               static_cast<std::byte*>(sum.views()[p].gradient), sum.value_bytes(p));
     }
   }
 
  private:
+  using Kept = stagger::detail::KeptGradients;
+
+  /// What a further owner's share keeps for a step.
+  [[nodiscard]] Kept kept_of(IndexRange cells, std::size_t owner, LayerParameters const& layer,
+                             bool const* own) const noexcept {
+    auto const here = [&](std::size_t c) { return own[program().cells[c].rank]; };
+    std::size_t first = cells.first;  // of this process
+    while (!here(first)) ++first;
+    std::size_t const c = cells.first + owner;
+    if (here(c) && c != first) return {};
+    ByteRange part{0, 0};
+    bool const grouped = !program().groups.empty();
+    if (!grouped && first == cells.first) part = {0, layer.bytes_of_values()};
+    for (std::size_t d = first; grouped && d < cells.last; ++d) {
+      if (!here(d) || grouping().by == collective::By::library) continue;
+      part = part.with(layer.part(d - cells.first, cells.size()));
+    }
+    return {c == first ? Kept::Of::first : Kept::Of::other, part};
+  }
+
   [[nodiscard]] bool runs(IndexRange cells, bool const* own) const noexcept {
     bool any = false;
     for (std::size_t const c : cells) any = any || own[program().cells[c].rank];
@@ -164,9 +189,7 @@ struct HeldParameters {
     each_shard([&](int rank, std::size_t layer, ByteRange part) {
       if (!own[rank]) return;
       machine.run.end_of_step[rank].layers.push_back({layer, part});
-      ByteRange& all = held[layer];  // and the gaps between its parts
-      if (all.last == 0) all = part;
-      all = {std::min(all.first, part.first), std::max(all.last, part.last)};
+      held[layer] = held[layer].with(part);  // and the gaps between its parts
     });
     for (std::size_t l = 0; l < held.size() && program().training; ++l)
       if (!machine.model.parameters[l].hold_states(held[l]))

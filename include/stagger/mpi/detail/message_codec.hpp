@@ -42,7 +42,7 @@ struct MessageCodec : HeldParameters {
     if (commits() && carries_group(signal))
       each_part(signal, group, to, [&](std::byte*, std::size_t bytes) { sums += bytes; });
     else if (commits())
-      each_block(signal, to, [&](LayerParameters const& layer, ParameterView const*) {
+      each_block(signal, to, [&](LayerParameters const& layer, std::byte*) {
         sums += layer.bytes_of_values();
       });
     return sums != 0 ? TrafficKind::gradient_sums : TrafficKind::control;
@@ -96,9 +96,9 @@ struct MessageCodec : HeldParameters {
       return each_part(signal, group, to,
                        [&](std::byte* at, std::size_t bytes) { wire.bytes(at, bytes); });
     }
-    each_block(signal, to, [&](LayerParameters& parameters, ParameterView const* views) {
+    each_block(signal, to, [&](LayerParameters const& parameters, std::byte* gradients) {
       for (std::size_t i = 0; i < parameters.count(); ++i)
-        wire.bytes(views[i].gradient, parameters.value_bytes(i));
+        wire.bytes(gradients + parameters.range(i).first, parameters.value_bytes(i));
     });
     bool const vote = votes(signal);
     int const rank = program().signals[signal].sender;
@@ -121,9 +121,11 @@ struct MessageCodec : HeldParameters {
         bool wanted = !sums && taken(cells.first);
         for (std::size_t d = c + 1; sums && d < cells.last; ++d) wanted = wanted || taken(d);
         IndexRange const layers = layers_of(stage);
-        for (std::size_t i = 0; wanted && i < layers.size(); ++i)
-          visit(machine.model.parameters[layers.first + i],
-                machine.gradients_of(stage, c - cells.first, i));
+        for (std::size_t i = 0; wanted && i < layers.size(); ++i) {
+          LayerParameters const& parameters = machine.model.parameters[layers.first + i];
+          visit(parameters, sums ? parameters.stored().gradients.data()
+                                 : machine.gradients_of(stage, c - cells.first, i, 0));
+        }
       }
     });
   }
@@ -143,11 +145,12 @@ struct MessageCodec : HeldParameters {
       if (sums ? holder != cell : !to[program().cells[holder].rank]) continue;
       for (std::size_t const l : layers) {
         LayerParameters const& parameters = machine.model.parameters[l];
-        if (parameters.count() == 0) continue;
-        ParameterView const* const views =
-            machine.gradients_of(stage, sums ? 0 : cell - cells.first, l - layers_of(stage).first);
         ByteRange const range = parameters.part(holder - cells.first, cells.size());
-        visit(static_cast<std::byte*>(views[0].gradient) + range.first, range.last - range.first);
+        if (range.first >= range.last) continue;
+        std::size_t const layer = l - layers_of(stage).first;
+        visit(sums ? parameters.stored().gradients.at(range.first)
+                   : machine.gradients_of(stage, cell - cells.first, layer, range.first),
+              range.size());
       }
     }
   }

@@ -116,4 +116,40 @@ class CheckState {
   FixedArray<std::uint32_t> give_at_;    // instructions that the sender has ended by then
 };
 
+/// Requires that all stages update together, at the end, and that nobody exchanges parameters with
+/// a server. Where the staleness model says otherwise, HeldVersionCheck (check_versions.hpp) replaces
+/// it.
+class VersionCheck {
+ public:
+  explicit VersionCheck(CheckState const& state) : state_(state) {}
+  VersionCheck(VersionCheck const&) = delete;
+  VersionCheck& operator=(VersionCheck const&) = delete;
+  virtual ~VersionCheck() = default;
+
+  virtual void read(Instruction const& in) {
+    if (in.version != 0) state_.refuse({"reads another version of its weights than the only one"});
+  }
+  /// Checks a gradient that is added up for the next update.
+  virtual void add(Instruction const&) const {}
+  /// @param ended  microbatches whose gradients are there
+  virtual void apply(Instruction const&, [[maybe_unused]] std::uint32_t ended) {
+    state_.refuse({"updates alone a stage that updates with the others"});
+  }
+  virtual void push(Instruction const&) { refuse_exchange(); }
+  virtual void pull(Instruction const&) { refuse_exchange(); }
+  /// Called after all instructions.
+  virtual void require_last(std::size_t c) const {
+    if (state_.program.cells[c].alone)
+      state_.refuse({"says of its weights that they are updated at another time than they are"});
+  }
+
+ protected:
+  CheckState const& state_;
+
+ private:
+  [[noreturn]] [[gnu::cold]] void refuse_exchange() const {
+    state_.refuse({"exchanges parameters in a run without a parameter server"});
+  }
+};
+
 }  // namespace stagger::detail

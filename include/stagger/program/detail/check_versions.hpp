@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The check of weight versions: which version is in which slot.
+/// @file   The check of weight versions where stages update alone, or exchange parameters with a
+///         server: which version is in which slot.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,10 +17,10 @@ namespace stagger::detail {
 
 /// The version of its weights that each cell which updates alone holds in each slot, and with a
 /// parameter server the changes.
-class VersionCheck {
+class HeldVersionCheck final : public VersionCheck {
  public:
-  [[gnu::cold]] VersionCheck(CheckState const& state, StalenessModel const& staleness)
-      : state_(state), staleness_(staleness) {
+  [[gnu::cold]] HeldVersionCheck(CheckState const& state, StalenessModel const& staleness)
+      : VersionCheck(state), staleness_(staleness) {
     if (state.program.flushes) exchanged_.assign(state.program.cells.size(), 0);
     bool const in_step = staleness && staleness.in_step();
     if (!state.program.training || (state.program.flushes && !in_step)) return;
@@ -35,7 +36,7 @@ class VersionCheck {
     }
   }
 
-  [[gnu::cold]] void read(Instruction const& in) {
+  [[gnu::cold]] void read(Instruction const& in) override {
     if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
     if (!alone(in.cell)) {
       if (in.version != 0)
@@ -62,14 +63,12 @@ class VersionCheck {
                      wanted.rounds});
   }
 
-  /// Checks a gradient that is added up for the next update.
-  void add(Instruction const& in) const {
+  void add(Instruction const& in) const override {
     if (alone(in.cell) && static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
       state_.refuse({"adds to the gradients of another minibatch"});
   }
 
-  /// @param ended  microbatches whose gradients are there
-  [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) {
+  [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) override {
     if (!alone(in.cell)) state_.refuse({"updates alone a stage that updates with the others"});
     Weights& own = cells_[in.cell];
     auto const made = static_cast<std::uint32_t>(own.made);
@@ -87,7 +86,7 @@ class VersionCheck {
         per_push_ != 0 ? Held{.change = own.made - 1} : Held{.updates = own.made};
   }
 
-  [[gnu::cold]] void push(Instruction const& in) {
+  [[gnu::cold]] void push(Instruction const& in) override {
     if (state_.program.flushes) return exchange_once(in);
     Weights& own = exchanged(in);
     int const last = std::min((own.pushes + 1) * per_push_, state_.program.updates);
@@ -97,7 +96,7 @@ class VersionCheck {
     ++own.pushes;
   }
 
-  [[gnu::cold]] void pull(Instruction const& in) {
+  [[gnu::cold]] void pull(Instruction const& in) override {
     if (state_.program.flushes) {
       if (!in.snapshot() && (!state_.program.late || exchanged_[in.cell] != none_yet))
         state_.refuse({"corrects weights that have been read in the step"});
@@ -127,8 +126,7 @@ class VersionCheck {
     to = {.updates = std::min(pushes * per_push_, state_.program.updates), .rounds = rounds};
   }
 
-  /// Called after all instructions.
-  [[gnu::cold]] void require_last(std::size_t c) const {
+  [[gnu::cold]] void require_last(std::size_t c) const override {
     if (state_.program.cells[c].alone != (state_.program.flushes && alone(c)))
       state_.refuse({"says of its weights that they are updated at another time than they are"});
     bool const exchanges = state_.program.training && state_.program.exchanges() &&
@@ -182,7 +180,6 @@ class VersionCheck {
     return cells_[in.cell].slots[slot];
   }
 
-  CheckState const& state_;
   StalenessModel const& staleness_;
   FixedArray<Weights> cells_;     // none: all update together
   List<std::uint8_t> exchanged_;  // [cells] Exchanged, in a step

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include <stagger/core/error.hpp>
@@ -20,11 +21,6 @@
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::detail {
-
-/// Whether a cell updates when it has gradients, without waiting for the others.
-[[nodiscard]] inline bool updates_alone(FixedArray<Versions> const& versions, std::size_t c) {
-  return versions.size() != 0 && !versions[c].updates.empty();
-}
 
 /// Adds the cells with their numbers of slots.
 [[gnu::cold]] inline void add_cells(Program& program, Dataflow const& flow, SlotPlan const& plan,
@@ -86,8 +82,9 @@ class InstructionWriter {
         plan_(plan),
         versions_(versions),
         recompute_(recompute),
-        flushes_(versions.size() == 0 || staleness.in_step()),
-        updates_(flow, versions, staleness) {}
+        flushes_(versions.size() == 0 || staleness.in_step()) {
+    if (staleness.passes != nullptr) updates_ = staleness.passes->writer(flow, versions, staleness);
+  }
 
   /// @throws Error  bad_schedule for more signals than a program can number
   [[nodiscard]] [[gnu::cold]] Program write() {
@@ -96,12 +93,10 @@ class InstructionWriter {
     program.microbatches = static_cast<int>(flow_.units);
     program.training = flow_.training;
     program.flushes = flushes_;
-    if (!flushes_) program.updates = static_cast<int>(versions_[0].updates.size());
+    if (updates_ != nullptr) updates_->describe(program);
     program.computing = flow_.ranks();
     program.row_edges = flow_.row_edges;
     add_cells(program, flow_, plan_, versions_, recompute_);
-    program.push_minibatches = updates_.push_minibatches();
-    program.late = updates_.late();
     name_signals(program, flow_, program.exchanges());
     awaited_.assign(program.signals.size(), 0);
     for (int r = 0; r < flow_.ranks(); ++r) add_rank(program, r);
@@ -118,23 +113,17 @@ class InstructionWriter {
     for (auto const& action : table_.row(flow_.rows[self])) {
       if (!schedule::is_compute(action.kind)) continue;
       std::size_t const c = flow_.cell_at(action.stage, self);
-      if (action.kind == schedule::Kind::forward) {
-        if (flushes_)
-          updates_.add_correction(rank, c);
-        else
-          updates_.add_pulls(rank, c, static_cast<std::uint32_t>(flow_.unit(action)));
-      }
+      if (updates_ != nullptr && action.kind == schedule::Kind::forward)
+        updates_->before_forward(rank, c, static_cast<std::uint32_t>(flow_.unit(action)));
       add_action(rank, action, c);
-      if (updates_alone(versions_, c)) updates_.add_update(rank, c, at);
+      if (updates_ != nullptr) updates_->after_action(rank, c, at);
       ++at;
       if (!flow_.cells[c].opens) continue;
       if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
       if (schedule::ends_flight(action.kind) || !flow_.training) --in_flight;
     }
     if (flow_.training && flushes_) add_end(rank, self);
-    for (std::size_t c = 0; c < versions_.size(); ++c)
-      if (flow_.cells[c].rank == self)
-        updates_.add_pulls(rank, c, static_cast<std::uint32_t>(flow_.units));
+    if (updates_ != nullptr) updates_->end_rank(rank, self);
     program.ranks.push_back(std::move(rank));
     program.peak_in_flight.push_back(peak);
   }
@@ -276,7 +265,6 @@ class InstructionWriter {
     for (int other = 0; other < flow_.ranks(); ++other)
       if (other != self) rank.add_wait(update, of_rank(done, other), 1);
     rank.code.push_back(update);
-    if (updates_.push_minibatches() != 0) updates_.add_exchange(rank, self);
   }
 
   schedule::Table const& table_;
@@ -285,7 +273,7 @@ class InstructionWriter {
   FixedArray<Versions> const& versions_;
   bool recompute_;
   bool flushes_;
-  UpdateWriter updates_;
+  std::unique_ptr<UpdateWriter> updates_;
   List<std::uint32_t> known_;    // [ranks] parts of positions that the rank knows to be done
   List<std::uint32_t> awaited_;  // [signals] the highest count that any rank waits for
   List<std::uint16_t> gives_;    // signals of the current instruction

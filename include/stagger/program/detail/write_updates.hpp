@@ -1,130 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The instructions that change weights: updates, and the exchange with a parameter server.
+/// @file   The calls by which instructions that change weights are written among the others.
 
 #include <cstddef>
 #include <cstdint>
 
-#include <stagger/core/fixed_array.hpp>
-#include <stagger/core/list.hpp>
-#include <stagger/program/dataflow.hpp>
 #include <stagger/program/program.hpp>
-#include <stagger/program/versions.hpp>
 
 namespace stagger::detail {
 
-/// Writes, for each cell, the instructions before and after an action that change its weights.
+/// Writes what stages that update alone, or exchange parameters with a server, do between the
+/// actions of a table. Virtual, so that other pipelines do not compile it.
 class UpdateWriter {
  public:
-  /// @param versions   [cells] of their weights; none: all stages update together, at the end
-  /// @param staleness  what is pushed to a parameter server, if there is one
-  UpdateWriter(Dataflow const& flow, FixedArray<Versions> const& versions,
-               StalenessModel const& staleness)
-      : flow_(flow),
-        versions_(versions),
-        push_minibatches_(flow.training ? staleness.push_minibatches : 0),
-        in_step_(staleness.in_step()),
-        late_(flow.training && staleness.late != nullptr),
-        immediate_(late_ && staleness.immediate),
-        updates_made_(flow.cells.size()),
-        pulls_made_(flow.cells.size()),
-        awaited_(flow.cells.size()) {}
-
-  [[nodiscard]] int push_minibatches() const noexcept { return push_minibatches_; }
-  /// Whether answers may arrive in the next step.
-  [[nodiscard]] bool late() const noexcept { return late_; }
-
-  /// The update that follows the action at `position`, if there is one.
-  [[gnu::cold]] void add_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
-    auto const& updates = versions_[c].updates;
-    std::uint32_t const next = updates_made_[c];
-    if (next == updates.size() || updates[next].position != position) return;
-    ++updates_made_[c];
-    Instruction apply;
-    apply.op = Op::apply;
-    apply.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-    apply.cell = static_cast<std::uint16_t>(c);
-    apply.set_update(next);
-    apply.version = updates[next].from;
-    apply.next_version = updates[next].to;
-    rank.code.push_back(apply);
-    if (push_minibatches_ == 0 || in_step_) return;
-    auto const per_push = static_cast<std::uint32_t>(push_minibatches_);
-    if ((next + 1) % per_push != 0 && next + 1 != updates.size()) return;
-    Instruction push = apply;
-    push.op = Op::push;
-    push.set_round(next / per_push);
-    rank.code.push_back(push);
-  }
-
-  /// Adds the pulls that make the weights which the forward of a unit is the first to see.
-  [[gnu::cold]] void add_pulls(RankProgram& rank, std::size_t c, std::uint32_t unit) {
-    auto const& pulls = versions_[c].pulls;
-    for (; pulls_made_[c] < pulls.size() && pulls[pulls_made_[c]].microbatch == unit;
-         ++pulls_made_[c]) {
-      StagePull const& made = pulls[pulls_made_[c]];
-      Instruction pull;
-      pull.op = Op::pull;
-      pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-      pull.cell = static_cast<std::uint16_t>(c);
-      pull.version = made.from;
-      pull.next_version = made.to;
-      bool const last = unit == flow_.units;
-      if (made.snapshot) pull.set_snapshot(made.rounds, made.waves, last);
-      std::uint32_t const count = made.rounds + (last ? 1 : 0);
-      if (made.snapshot && count > awaited_[c]) {
-        awaited_[c] = count;
-        rank.add_wait(pull, outside_signal(c), count);
-      }
-      rank.code.push_back(pull);
-    }
-  }
-
-  /// Adds a pull before the first forward of a step, for late values that have arrived.
-  [[gnu::cold]] void add_correction(RankProgram& rank, std::size_t c) {
-    if (!immediate_ || pulls_made_[c]++ != 0) return;
-    Instruction pull;
-    pull.op = Op::pull;
-    pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-    pull.cell = static_cast<std::uint16_t>(c);
-    rank.code.push_back(pull);
-  }
-
-  /// Adds a push and a pull after the update of a step, for each stage whose first holder it is.
-  [[gnu::cold]] void add_exchange(RankProgram& rank, int self) {
-    for (Op const op : {Op::push, Op::pull})
-      for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
-        if (flow_.cells[c].rank != self || !is_first_holder(flow_.cells, c)) continue;
-        Instruction in;
-        in.op = op;
-        in.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-        in.cell = static_cast<std::uint16_t>(c);
-        if (op == Op::pull) in.set_snapshot(0, 0, false);
-        if (std::uint32_t const count = answers_for(in); count != 0)
-          rank.add_wait(in, outside_signal(c), count);
-        rank.code.push_back(in);
-      }
-  }
-
- private:
-  /// Program::answers_for of a step.
-  [[nodiscard]] std::uint32_t answers_for(Instruction const& in) const {
-    return (in.op == Op::pull ? 1U : 0U) + (late_ ? 1U : 0U);
-  }
-  [[nodiscard]] std::uint32_t outside_signal(std::size_t c) const {
-    return flow_.handed_in() + 2 * static_cast<std::uint32_t>(flow_.ranks()) +
-           static_cast<std::uint32_t>(c);
-  }
-
-  Dataflow const& flow_;
-  FixedArray<Versions> const& versions_;
-  int push_minibatches_;
-  bool in_step_;  // what is updated is pushed at the end of a step
-  bool late_;
-  bool immediate_;
-  List<std::uint32_t> updates_made_;  // [cells] in the instructions written so far
-  List<std::uint32_t> pulls_made_;    // likewise
-  List<std::uint32_t> awaited_;       // [cells] rounds of the last wait for the server
+  virtual ~UpdateWriter() = default;
+  /// Says in the program what the instructions will be. Called first.
+  virtual void describe(Program& program) const = 0;
+  /// Before the forward of a unit on cell `c`.
+  virtual void before_forward(RankProgram& rank, std::size_t c, std::uint32_t unit) = 0;
+  /// After the action of cell `c` at `position`.
+  virtual void after_action(RankProgram& rank, std::size_t c, std::uint32_t position) = 0;
+  /// After all instructions of a rank.
+  virtual void end_rank(RankProgram& rank, int self) = 0;
 };
 
 }  // namespace stagger::detail
