@@ -15,6 +15,7 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/model/context.hpp>
 #include <stagger/parameters/layer_shape.hpp>
 #include <stagger/program/program.hpp>
 
@@ -39,6 +40,15 @@ struct Footprint {
 };
 
 namespace detail {
+
+/// The most scratch memory that one action has taken. A context has one block for all of it once the
+/// next action takes anything.
+[[nodiscard]] inline std::uint64_t scratch_of(Context& used) {
+  if (used.scratch_bytes() == 0) return 0;
+  used.release_scratch();
+  static_cast<void>(used.scratch<std::byte>(0));
+  return used.scratch_bytes();
+}
 
 /// Counts the bytes of slots, each as large as its largest value.
 class SlotBytes {

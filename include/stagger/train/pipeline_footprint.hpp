@@ -187,14 +187,6 @@ class FootprintRun {
     return l == layers.first ? x_[l] : y_[l - 1];
   }
 
-  /// A context has one block for all that an action took once the next one takes anything.
-  [[nodiscard]] static std::uint64_t scratch_of(Context& used) {
-    if (used.scratch_bytes() == 0) return 0;
-    used.release_scratch();
-    static_cast<void>(used.scratch<std::byte>(0));
-    return used.scratch_bytes();
-  }
-
   [[gnu::cold]] void count(Footprint& result) {
     for (Section const& section : chain_)
       for (int m = 0; m < members(section); ++m) {

@@ -168,18 +168,11 @@ class Profiler {
       result.layers[l].saved_forward = loop.saved[l].bytes();
     }
     double const terms = parts.loss.terms(target);
-    auto const begin_loss = [&] {
-      contexts[layers].begin_action(nullptr, static_cast<int>(layers) - 1, 0);
-    };
-    begin_loss();
+    contexts[layers].begin_action(nullptr, static_cast<int>(layers) - 1, 0);
     (void)parts.loss.value_and_gradient(
         contexts[layers], *static_cast<Out const*>(loop.y[layers - 1][0]), target,
         terms > 0 ? 1 / terms : 0, *static_cast<Out*>(loop.dy[layers - 1][0]));
-    begin_loss();  // a context adds up what was taken when the next action begins
-    for (std::size_t l = layers; l-- > 0;) {
-      loop.backward(contexts[l], l, x[0]);
-      loop.action(l, 0).begin(contexts[l]);
-    }
+    for (std::size_t l = layers; l-- > 0;) loop.backward(contexts[l], l, x[0]);
     for (std::size_t l = 0; l < layers; ++l) {
       LayerBytes& of = result.layers[l];
       of.input = l == 0 ? x.bytes() : loop.y[l - 1].bytes();
@@ -187,12 +180,12 @@ class Profiler {
       of.output = loop.y[l].bytes();
       of.output_gradient = loop.dy[l].bytes();
       of.saved = loop.saved[l].bytes();
-      of.scratch = contexts[l].scratch_bytes();
+      of.scratch = detail::scratch_of(contexts[l]);
       of.parameters = parts.parameters[l].bytes() / (2 + Optimizer::states);
       parts.parameters[l].zero_gradients();
     }
     auto& last = result.layers.back().scratch;
-    last = std::max(last, contexts[layers].scratch_bytes());
+    last = std::max(last, detail::scratch_of(contexts[layers]));
     return result;
   }
 

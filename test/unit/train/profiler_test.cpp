@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -161,6 +163,46 @@ TEST_CASE("train/Profiler: a pipeline of single layers is measured by its device
   CHECK_THROWS_WITH(profiler.measure(halves, batch),
                     "a pipeline of 2 stages with 7 layers cannot be measured layer by layer; make "
                     "each layer a stage, leave Options::replicas out, and set Options::record");
+}
+
+namespace {
+
+/// A layer that takes scratch memory in several pieces, of so many floats.
+struct Scratch {
+  using Input = float;
+  using Output = float;
+  std::vector<std::size_t> forward_takes, backward_takes;
+  static void take(sg::Context& context, std::vector<std::size_t> const& sizes) {
+    for (std::size_t const size : sizes) static_cast<void>(context.scratch<float>(size));
+  }
+  void forward(sg::Context& context, float const& x, float& y, sg::NothingSaved&) const {
+    take(context, forward_takes);
+    y = x;
+  }
+  void backward(sg::Context& context, float const&, float const& dy, float& dx,
+                sg::NothingSaved&) const {
+    take(context, backward_takes);
+    dx = dy;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/Profiler: scratch memory is that of the largest action, to the byte", "[train]") {
+  auto const chain = [] {
+    return sg::Sequential{Scratch{{16, 160}, {32, 320, 16}}, Scratch{{640, 16}, {320}},
+                          Scratch{{}, {}}, Scratch{{64}, {128}}};
+  };
+  auto one = sg::Pipeline{chain()}.on_one_device(TimedLoss{}, sg::optimizer::Sgd{});
+  sg::Footprint const of = sg::Profiler().footprint(one, 1.0F, 1.0F);
+  std::uint64_t const largest[] = {32 + 320 + 16, 640 + 16, 0, 128};
+  for (std::size_t l = 0; l < 4; ++l) CHECK(of.layers[l].scratch == largest[l] * sizeof(float));
+  // And the engine has no more of it, with a layer on each rank.
+  auto train = sg::Pipeline{chain()}.with(sg::partition::Cuts{{1, 2, 3}}, sg::schedule::GPipe{},
+                                          TimedLoss{}, sg::optimizer::Sgd{});
+  sg::Batch<float, float> const data{{1.0F, 2.0F}, {1.0F, 2.0F}};
+  for (int step = 0; step < 2; ++step) sg::run(train.step(data));
+  CHECK(train.memory().scratch == (32 + 320 + 16 + 640 + 16 + 128) * sizeof(float));
 }
 
 TEST_CASE("train/Profiler: what cannot be measured is refused", "[train]") {
