@@ -11,13 +11,6 @@
 
 namespace stagger::partition {
 
-/// When the layers from the first one that is split on are updated.
-enum class Update {
-  accumulate,  ///< at the end of a step, with all others: a step is that of one device
-  each_pass,   ///< after the backward of each microbatch, with what it adds to the step's gradient;
-               ///< the layers before them at the end of the step. As published
-};
-
 /// The ranks of each position form groups of `group`: rank i is member i mod `group` of group i div
 /// `group`. Before the first layer that is split, a rank works on its own share of the rows, as
 /// without groups; after it on all rows of its group, with a part of each layer for which splitting

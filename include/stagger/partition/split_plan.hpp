@@ -113,6 +113,13 @@ struct PlannedLayer {
   }
 };
 
+/// When the layers from the first one that is split on are updated.
+enum class Update {
+  accumulate,  ///< at the end of a step, with all others: a step is that of one device
+  each_pass,   ///< after the backward of each microbatch, with what it adds to the step's gradient;
+               ///< the layers before them at the end of the step. As published
+};
+
 /// A chain of layers as a group of `members` ranks runs it.
 struct SplitPlan {
   int members = 1;

@@ -161,19 +161,48 @@ class SharedStage {
   double together_ = 0;          // of a group
 };
 
+/// How many versions of its weights a stage needs that updates them after each microbatch, when it
+/// runs so many forwards before the first backward: those that microbatches in flight have seen, and
+/// the newest one.
+[[nodiscard]] inline int versions_of(int warm_up, int microbatches) {
+  int most = 1;
+  for (int m = 0; m < microbatches; ++m) {  // before the backward of microbatch m
+    int const oldest = std::max(0, m - warm_up + 1);
+    int const seen = std::min(m, microbatches - warm_up);
+    most = std::max(most, seen - oldest + (m > seen ? 2 : 1));
+  }
+  return most;
+}
+
+/// What a device of a stage needs for layers that are updated in each pass: values and optimizer
+/// state from before the step, and further versions of the values.
+[[nodiscard]] inline double bytes_for_passes(Workload const& w, PlanStage const& stage,
+                                             partition::SplitPlan const& split, int versions) {
+  double bytes = 0;
+  for (int l = stage.first; l <= stage.last; ++l) {
+    auto const layer = static_cast<unsigned>(l);
+    if (layer < split.first) continue;
+    int const pieces = split.layers[layer].by != SplitBy::nothing ? split.members : 1;
+    bytes += w.parameter_bytes(l, l + 1) / pieces;
+  }
+  return bytes * (w.request().memory_factor - 1 + versions - 1);  // all but gradients
+}
+
 }  // namespace detail
 
 /// The plan with new predictions. Stages, devices, microbatches and warm-up stay, whether they fit
 /// into memory or not.
 /// @param w       its request has the batch; microbatches are the plan's
 /// @param split   which layers groups of each stage's devices share; empty: none
+/// @param update  when layers are updated from the first split one on, which memory depends on
 /// @throws Error  bad_configuration for stages or devices that the workload does not have, more
 ///                microbatches than samples, devices that cannot form groups, or gradients of
 ///                shared layers that overlap; mismatch for a split of another model
 [[nodiscard]] inline Plan predict(Workload const& w, Plan plan,
-                                  partition::SplitPlan const& split = {}) {
+                                  partition::SplitPlan const& split = {},
+                                  partition::Update update = partition::Update::accumulate) {
   bool const shared = split.splits() && split.members > 1;
-  if (shared && std::cmp_not_equal(split.layers.size(), w.layers()))
+  if (!split.layers.empty() && std::cmp_not_equal(split.layers.size(), w.layers()))
     raise(Errc::mismatch, "a plan for ", counted(split.layers.size(), "layer"),
           " does not belong to a chain of ", w.layers(), "; give the layers it was made for");
   if (shared && plan.gradients == Gradients::overlapped)
@@ -195,9 +224,12 @@ class SharedStage {
       detail::SharedStage const stage(w, f, plan, i, split);
       s.time = stage.time();
       m = stage.memory();
-      s.static_bytes = m.static_bytes;
       s.activation_bytes = m.each_bytes;
     }
+    if (update == partition::Update::each_pass && !split.layers.empty())
+      m.static_bytes +=
+          detail::bytes_for_passes(w, s, split, detail::versions_of(std::min(s.warm_up, M), M));
+    s.static_bytes = m.static_bytes;
     s.memory_bytes = m.bytes(std::min(s.warm_up, M));
     counts.push_back(s.warm_up);
   }

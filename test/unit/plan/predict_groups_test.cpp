@@ -156,6 +156,54 @@ TEST_CASE("plan/predict: parameters of shared layers take a part of the memory",
   CHECK(whole.static_bytes - two.static_bytes == Approx(4 * split / 2));
 }
 
+TEST_CASE("plan/predict: layers that are updated in each pass take copies and versions", "[plan]") {
+  using namespace sg::schedule;
+  for (int const members : {1, 2, 4})
+    for (int const microbatches : {1, 2, 3, 6})
+      for (bool const gpipe : {false, true})
+        for (auto const& cuts : std::vector<std::vector<int>>{{}, {3}, {1, 4, 5}}) {
+          int const positions = static_cast<int>(cuts.size()) + 1;
+          CAPTURE(members, microbatches, gpipe, cuts);
+          // Here a device has the bytes of the optimizer's one state besides values and gradients.
+          plan::Workload const w(profile(true), cluster(members * positions),
+                                 {.batch = 8 * microbatches, .memory_factor = 3});
+          plan::Plan draft{.microbatches = microbatches};
+          for (int s = 0; s < positions; ++s) {
+            plan::PlanStage stage{
+                .first = s == 0 ? 0 : cuts[static_cast<std::size_t>(s) - 1],
+                .last = s + 1 == positions ? 6 : cuts[static_cast<std::size_t>(s)] - 1,
+                .warm_up = gpipe ? microbatches : positions - s};
+            for (int d = 0; d < members; ++d) stage.devices.push_back(s * members + d);
+            draft.stages.push_back(stage);
+          }
+          auto const split =
+              sg::partition::plan_split(features(15), {.group = members, .threshold = 0});
+          auto const once = plan::predict(w, draft, split);
+          auto const passes = plan::predict(w, draft, split, sg::partition::Update::each_pass);
+
+          Case of{.members = members,
+                  .microbatches = microbatches,
+                  .schedule = gpipe ? made(GPipe{}) : made(OneFOneB{}),
+                  .cuts = cuts};
+          of.update = sg::partition::Update::each_pass;
+          auto train = pipeline<float>(sg::host::Threads{1}, of);
+          auto const& model = train.machine().model;
+          std::vector<double> extra(static_cast<std::size_t>(positions));  // of all members
+          for (auto const& cell : train.program(static_cast<std::size_t>(microbatches)).cells)
+            for (std::size_t const l : model.layers_of(cell.stage))
+              if (cell.alone)
+                extra[static_cast<std::size_t>(cell.position)] +=
+                    static_cast<double>(model.parameters[l].sent_bytes()) *
+                    (1 + model.optimizer.states + static_cast<int>(cell.versions) - 1);
+          CHECK(extra.back() > 0);
+          for (std::size_t s = 0; s < extra.size(); ++s) {
+            CAPTURE(s);
+            CHECK(passes.stages[s].static_bytes - once.stages[s].static_bytes ==
+                  Approx(extra[s] / members));
+          }
+        }
+}
+
 TEST_CASE("plan/predict: groups that cannot be predicted are refused", "[plan]") {
   plan::Workload const w(profile(true), cluster(3), {.batch = 12});
   plan::Plan draft{.microbatches = 1};
