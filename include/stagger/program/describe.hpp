@@ -43,6 +43,27 @@ namespace stagger::detail {
   }
 }
 
+/// Likewise with the stage of the table, also where groups of ranks share layers, and a stage of the
+/// table is several of the program: "1F0 (part 2 of 3)", the parts in the order of their layers.
+[[nodiscard]] [[gnu::cold]] inline std::string describe(Program const& program, Instruction in) {
+  if (ends_step(in.op) || in.op == Op::apply) return describe(in);
+  int depth = 0;
+  for (Cell const& cell : program.cells)
+    if (cell.stage == in.stage) depth = cell.depth;
+  int stage = -1, part = 0, parts = 0;
+  for (std::size_t c = 0; c < program.cells.size(); ++c) {
+    Cell const& cell = program.cells[c];
+    if (cell.member != 0 || !is_first_holder(program.cells, c)) continue;
+    if (cell.opens && cell.depth > depth) break;
+    if (cell.opens) parts = 0;
+    if (cell.opens) ++stage;
+    ++parts;
+    if (cell.depth == depth) part = parts;
+  }
+  in.stage = static_cast<std::uint16_t>(stage);
+  return parts < 2 ? describe(in) : text(describe(in), " (part ", part, " of ", parts, ")");
+}
+
 /// "rank 0"; for a reducer "the reducer of rank 0".
 [[nodiscard]] [[gnu::cold]] inline std::string name_of(Program const& program,
                                                        std::integral auto rank) {
@@ -70,14 +91,14 @@ namespace stagger::detail {
     for (std::size_t w = first_wait; w < first_wait + in.waits && sender == none; ++w)
       if (given[rank.waits[w].signal] < rank.waits[w].count)
         sender = program.signals[rank.waits[w].signal].sender;
-    std::string clause =
-        text(name_of(program, r), sender == none ? " is in " : " waits before ", describe(in));
+    std::string clause = text(name_of(program, r), sender == none ? " is in " : " waits before ",
+                              describe(program, in));
     if (sender == SignalEnds::outside) {
       clause = text(clause, " for ", outside);
     } else if (sender != none) {
       auto const stands = at[static_cast<std::size_t>(sender)];
       std::string const last =
-          stands == 0 ? std::string() : describe(program.ranks[sender].code[stands - 1]);
+          stands == 0 ? std::string() : describe(program, program.ranks[sender].code[stands - 1]);
       clause = text(clause, " for ", name_of(program, sender), ", which ",
                     stands == 0 ? "has done nothing yet" : "last finished ", last);
     }

@@ -19,6 +19,7 @@
 #include <stagger/partition/even.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/program/check_program.hpp>
+#include <stagger/program/describe.hpp>
 #include <stagger/schedule/named.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/sim/virtual_clock.hpp>
@@ -713,4 +714,39 @@ TEST_CASE("engine/groups: parameters shown twice are the same memory until the n
   CHECK(of(train.parameters()).template values<double>().data() ==
         of(first).template values<double>().data());
   CHECK(of(train.parameters()).template values<double>()[0] == 7);
+}
+
+TEST_CASE("engine/groups: the message of a stall names stages of the table, and parts of them",
+          "[engine]") {
+  auto train = pipeline<double>(sg::host::Threads{1},
+                                {.members = 2, .microbatches = 2, .cuts = {3}, .counts = {2, 2}});
+  sg::Program const& program = train.program(2);
+  auto const& grouped = *train.machine().model.grouped;
+  // The parts of a stage are what a rank runs of it for one microbatch, forward from the first on.
+  for (auto const& rank : program.ranks) {
+    std::vector<std::string> expected;
+    int parts = 0;
+    for (auto const& in : rank.code)
+      parts += in.op == sg::Op::forward && in.microbatch == 0 ? 1 : 0;
+    int part = 0;
+    for (auto const& in : rank.code) {
+      if (in.op != sg::Op::forward) continue;
+      part = part % parts + 1;
+      std::string const action =
+          sg::text(grouped.table_stage[in.stage], "F", static_cast<int>(in.microbatch));
+      CHECK(sg::detail::describe(program, in) ==
+            (parts == 1 ? action : sg::text(action, " (part ", part, " of ", parts, ")")));
+    }
+  }
+  // Rank 0 has run its first layer forward, and rank 1 nothing.
+  std::vector<std::size_t> at(program.ranks.size());
+  std::vector<std::uint32_t> given(program.signals.size());
+  auto const& code = program.ranks[0].code;
+  while (code[at[0]].op != sg::Op::forward) ++at[0];
+  for (std::size_t i = 0; i <= at[0]; ++i)
+    for (std::size_t g = 0; g < code[i].signal_count; ++g) ++given[code[i].signal[g]];
+  ++at[0];
+  CHECK_THAT(sg::detail::describe_stall(program, at, given),
+             Catch::StartsWith("rank 0 waits before gathering rows for 0F0 (part 2 of 2) for rank "
+                               "1, which has done nothing yet; "));
 }

@@ -67,7 +67,7 @@ class Stall {
       for (std::size_t r = 0; r < program_.ranks.size(); ++r)
         if (placement_.runs(static_cast<int>(p))[r] && at_[r] < program_.ranks[r].code.size())
           silent += text(", its rank ", r, " owes ",
-                         stagger::detail::describe(program_.ranks[r].code[owed(r)]));
+                         stagger::detail::describe(program_, program_.ranks[r].code[owed(r)]));
     }
     return silent;
   }

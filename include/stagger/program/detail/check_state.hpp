@@ -51,7 +51,7 @@ class CheckState {
   [[noreturn]] [[gnu::cold]] [[gnu::noinline]] void refuse(
       std::initializer_list<Piece> what) const {
     raise(Errc::bad_schedule, "the program does not do what its table says: at instruction ", index,
-          ", ", describe(*in), ", ", name_of(program, rank), " ", join(what),
+          ", ", describe(program, *in), ", ", name_of(program, rank), " ", join(what),
           "; if the schedule claims to be `proven`, check its tables with schedule::verify, if the "
           "staleness model is yours, let its answers depend on its arguments alone; else please "
           "report this");
