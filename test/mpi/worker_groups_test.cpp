@@ -6,12 +6,14 @@
 #include "catch.hpp"
 
 #include <cstddef>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
+#include <stagger/mpi/processes.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/synchronous.hpp>
@@ -64,4 +66,24 @@ TEST_CASE("mpi/ParameterServer: groups that share layers have the bits of a serv
   check(sg::staleness::LocalSgd{.period = 2}, of);
   of.update = sg::partition::Update::each_pass;
   check(sg::staleness::LocalSgd{.period = 1}, of);
+}
+
+TEST_CASE("mpi/Processes: what a worker over processes cannot do is refused in one sentence",
+          "[mpi]") {
+  sg::mpi::ParameterServer const server({.workers = 1}, optimizer());
+  auto const says = [&](auto const& model, Case of) -> std::string {
+    try {
+      static_cast<void>(pipeline<double>(sg::mpi::Processes{}, of, model, server.worker(0)));
+    } catch (sg::Error const& error) {
+      CHECK(error.code() == sg::Errc::bad_configuration);
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(says(sg::staleness::Synchronous{}, {.members = 2}) ==
+        "a worker over processes has no replicas; leave Options::replicas out, use host::Threads "
+        "for its device, or make more workers");
+  CHECK(says(sg::staleness::LocalSgd{.period = 2}, {.members = 2}) ==
+        "a worker over processes takes no steps of its own between those of the server; use "
+        "host::Threads for its device, or a staleness model that pushes gradients or changes");
 }
