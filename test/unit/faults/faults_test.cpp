@@ -8,8 +8,16 @@
 #include <cstdlib>
 #include <string>
 
+#include <fcntl.h>
+
+#include "faults/disk.hpp"
 #include "full.hpp"
 #include "sanitized.hpp"
+
+/// Instead of that of the C library.
+extern "C" int rename(char const* from, char const* to) noexcept {
+  return lab::disk().renames(to) ? ::renameat(AT_FDCWD, from, AT_FDCWD, to) : 0;
+}
 
 namespace {
 

@@ -17,6 +17,7 @@
 #include <stagger/model/optimizer.hpp>
 #include <stagger/sim/clock.hpp>
 
+#include "faults/disk.hpp"
 #include "faults/ledger.hpp"
 #include "faults/line.hpp"
 #include "faults/model.hpp"
@@ -33,6 +34,8 @@ struct Fault {
   double at_s = 0;
   double s = 0;  // how long; of kill: until the worker is started again, or negative
   Mischance mischance{};
+  int writes = -1;      // of restart: of so many more files, before it is killed; negative: at once
+  bool behind = false;  // one of them, not in the one that follows
 
   [[nodiscard]] std::string words() const {
     static constexpr char const* mishaps[] = {"lost", "doubled", "late"};
@@ -52,7 +55,9 @@ struct Fault {
                     worker, " ", mishaps[static_cast<int>(mischance.what)], ", by ",
                     mischance.delay_s, " s");
       default:
-        return text("server killed at ", at_s, " s, started again ", away_s(), " s later");
+        return text("server killed at ", at_s, " s, ",
+                    writes < 0 ? "" : text(behind ? "behind" : "after", " ", writes, " files, "),
+                    "started again ", away_s(), " s later");
     }
   }
   /// Of a server.
@@ -117,11 +122,19 @@ class Lab final : public World, private sim::EventTarget {
   /// @return what was wrong, or nothing
   std::string const& run(Counts& counts) {
     std::uint64_t events = 0;
-    while (ledger_->wrong().empty() && !over() && time().queue.next()) {
+    for (;;) {
+      disk().begin_event();
+      if (disk().armed()) ledger_->note();
+      if (!ledger_->wrong().empty() || over() || !time().queue.next()) break;
+      if (disk().dead()) {
+        if (ledger_->roll_back(disk())) unheard_ = true;
+        kill_server(dying_);
+      }
       if (++events > most_events) ledger_->wrong("it does not end");
       ledger_->look();
       digest_ = (digest_ ^ static_cast<std::uint64_t>(now() * 1e9)) * 0x100000001b3U;
     }
+    disk().disarm();
     counts.events += events;
     if (ledger_->wrong().empty()) finish(counts);
     return ledger_->wrong();
@@ -169,6 +182,10 @@ class Lab final : public World, private sim::EventTarget {
     if (fault.kind == Fault::mishap)
       fault.mischance = {random_.from_to(0, 1), random_.below(random_.one_in(2) ? 12 : 60),
                          static_cast<Mishap>(random_.below(3)), random_.between(0, 4)};
+    if (fault.kind == Fault::restart && durable_ && !go_on_ && random_.one_in(2)) {
+      fault.writes = random_.from_to(0, 9);
+      fault.behind = random_.one_in(2);
+    }
     faults_.push_back(fault);
     if (fault.kind != Fault::mishap)
       time().queue.at(fault.at_s, *this, fault.kind, faults_.size() - 1);
@@ -254,14 +271,22 @@ class Lab final : public World, private sim::EventTarget {
       if (line != nullptr) line->slow_s = fault.s;
     } else if (server_ == nullptr) {
       start_server();
+    } else if (fault.writes >= 0 && !disk().armed()) {
+      disk().arm(fault.writes, fault.behind);
+      dying_ = number;
     } else {
-      for (auto& each : lines_)
-        if (each->lose_server(random_.between(0, 3))) unheard_ = true;
-      server_ = nullptr;
-      ledger_->serve(nullptr);
-      server_frozen_s_ = 0;
-      time().queue.at(now() + fault.away_s(), *this, Fault::restart, number);
+      kill_server(number);
     }
+  }
+  /// @param number  of the fault
+  void kill_server(std::size_t number) {
+    for (auto& each : lines_)
+      if (each->lose_server(random_.between(0, 3))) unheard_ = true;
+    server_ = nullptr;
+    disk().disarm();
+    ledger_->serve(nullptr);
+    server_frozen_s_ = 0;
+    time().queue.at(now() + faults_[number].away_s(), *this, Fault::restart, number);
   }
 
   /// Whether all workers have the server's weights when they have done their work.
@@ -329,8 +354,9 @@ class Lab final : public World, private sim::EventTarget {
   remote::RemoteRules rules_;
   std::shared_ptr<remote::ServerInProcess> server_;
   double server_frozen_s_ = 0;
-  double missed_s_ = 0;   // how long it has awaited somebody
-  bool unheard_ = false;  // a worker has left while no server could hear it
+  std::size_t dying_ = 0;  // the fault by which its process is about to end amid its files
+  double missed_s_ = 0;    // how long it has awaited somebody
+  bool unheard_ = false;   // a worker has left while no server could hear it
   std::vector<std::unique_ptr<Line>> lines_;
   std::vector<Line*> lines_of_;  // [workers] the last one of each
   std::vector<std::unique_ptr<Worker>> workers_;

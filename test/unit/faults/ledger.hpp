@@ -19,6 +19,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 
+#include "faults/disk.hpp"
 #include "faults/line.hpp"
 #include "faults/model.hpp"
 #include "faults/tally.hpp"
@@ -73,6 +74,26 @@ class Ledger final : public Watch {
   [[nodiscard]] Tally& tally(std::size_t l) { return tallies_[l]; }
   /// s, when a server let the worker in for the first time.
   [[nodiscard]] double came_s(int n) const { return came_[static_cast<std::size_t>(n)]; }
+
+  /// The server's process may end in the event that comes.
+  void note() { before_ = std::make_unique<Before>(Before{tallies_, owed_, failures_}); }
+  /// It has ended there: what has not come to the disk has not happened.
+  /// @return whether a worker has gone and the server may not know it
+  bool roll_back(Disk const& of) {
+    if (of.wrote_record()) return false;  // all layers end when it starts again
+    bool left = false;
+    for (std::size_t n = 0; n < owed_.size(); ++n)
+      left = left || (before_->owed[n].line != nullptr && owed_[n].line == nullptr);
+    std::vector<Tally> known;
+    for (std::size_t l = 0; l < tallies_.size(); ++l)
+      known.push_back(of.lost(l) ? before_->tallies[l] : tallies_[l]);
+    tallies_.swap(known);
+    for (std::size_t n = 0; n < owed_.size(); ++n)  // it may have begun in some layers
+      before_->owed[n].active = before_->owed[n].active || owed_[n].active;
+    owed_ = before_->owed;
+    failures_ = before_->failures;
+    return left;
+  }
 
   /// Nobody waits for what is there.
   void look() {
@@ -202,6 +223,11 @@ class Ledger final : public Watch {
     int acknowledgements = 0;
     std::vector<std::uint32_t> asks{};      // [layers] rounds + 1, or everything, or 0
     std::vector<std::uint32_t> answered{};  // [layers] rounds of the last answer in its stream
+  };
+  struct Before {
+    std::vector<Tally> tallies;
+    std::vector<Owed> owed;
+    std::vector<std::uint32_t> failures;
   };
   [[nodiscard]] Owed& owed(int n) { return owed_[static_cast<std::size_t>(n)]; }
 
@@ -371,6 +397,7 @@ class Ledger final : public Watch {
   std::vector<double> came_;             // [workers]
   std::vector<std::uint32_t> failures_;  // [workers] streams that have ended by one
   std::map<std::uint32_t, std::vector<std::byte>> choices_;  // in each step, which layers are late
+  std::unique_ptr<Before> before_;
   bool remembers_ = false;
   std::vector<std::string> messages_;
 };
