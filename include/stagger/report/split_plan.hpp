@@ -66,8 +66,17 @@ namespace stagger::report {
                     layers[l].hidden != 0 ? counted(layers[l].hidden, "hidden part")
                                           : counted(layers[l].outputs, "output"),
                     " for ", counted(plan.members, "member"), "\n");
+  std::string unknown;
+  for (std::size_t l = 0; l < plan.layers.size(); ++l)
+    if (activations_of(plan, layers, l, member, 1) == 0)
+      unknown += text(unknown.empty() ? "" : ", ", chain.number(l));
   if (plan.members > 1 && !plan.splits())
     notes += "no layer is worth sharing: each rank has the whole model, for rows of its own\n";
+  if (!unknown.empty())
+    notes += text(
+        "activations of these layers are known only when they run, since they have no "
+        "outputs(): ",
+        unknown, "; give LayerFeatures::values\n");
   return lines.str() + notes;
 }
 

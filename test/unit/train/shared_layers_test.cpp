@@ -370,7 +370,9 @@ TEST_CASE("train/describe: as a table and as a picture, also if no layer is shar
         "                 -           -            -\n"
         "6      fan                   -         -             110       110  11 -> 10  outputs   "
         "              15.7          60           50\n"
-        "loss   collect              50        50               -         -\n");
+        "loss   collect              50        50               -         -\n"
+        "activations of these layers are known only when they run, since they have no outputs(): "
+        "0, 3, 4, 5; give LayerFeatures::values\n");
   CHECK(sg::report::svg(sg::describe(train), 5).find("member 1 of 2") != std::string::npos);
 
   auto narrow = pipeline<double>(sg::host::Threads{1}, {.pattern = 2, .members = 10});
