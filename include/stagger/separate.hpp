@@ -47,10 +47,8 @@ template struct detail::MachineFacts<detail::Machine>;
 template detail::VersionPasses const* detail::version_passes<StalenessModel>() noexcept;
 
 template std::shared_ptr<detail::Session> detail::make_session(host::Threads const&,
-                                                               List<detail::Layer>,
-                                                               detail::Setup const&);
+                                                               List<detail::Layer>, detail::Setup&);
 template std::shared_ptr<detail::Session> detail::make_session(sim::VirtualClock const&,
-                                                               List<detail::Layer>,
-                                                               detail::Setup const&);
+                                                               List<detail::Layer>, detail::Setup&);
 
 }  // namespace stagger

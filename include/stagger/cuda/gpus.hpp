@@ -93,6 +93,6 @@ struct Gpus {
 
 #ifdef STAGGER_SEPARATE_COMPILATION_CUDA
 namespace stagger::detail {
-extern template std::shared_ptr<Session> make_session(cuda::Gpus const&, List<Layer>, Setup const&);
+extern template std::shared_ptr<Session> make_session(cuda::Gpus const&, List<Layer>, Setup&);
 }
 #endif

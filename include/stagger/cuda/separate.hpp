@@ -7,4 +7,4 @@
 #include <stagger/engine/make_session.hpp>
 
 template std::shared_ptr<stagger::detail::Session> stagger::detail::make_session(
-    stagger::cuda::Gpus const&, List<Layer>, Setup const&);
+    stagger::cuda::Gpus const&, List<Layer>, Setup&);

@@ -79,8 +79,8 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
 }
 
 /// Carries out a compute instruction of a rank whose actions are recorded or counted.
-[[gnu::noinline]] inline void run_watched(Machine& machine, RankState& rank, Instruction const& in,
-                                          Clock clock) {
+[[gnu::cold]] [[gnu::noinline]] inline void run_watched(Machine& machine, RankState& rank,
+                                                        Instruction const& in, Clock clock) {
   bool const timed = rank.record && clock.read != nullptr;
   double const start_s = timed ? clock() : 0;
   run_compute(rank, in);

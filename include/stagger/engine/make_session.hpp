@@ -39,8 +39,7 @@ namespace stagger::detail {
 
 template <class Device>
 [[gnu::cold]] std::shared_ptr<Session> make_fitting_session(Device const& device,
-                                                            List<Layer> layers,
-                                                            Setup const& setup) {
+                                                            List<Layer> layers, Setup& setup) {
   Options const& options = setup.options;
   int const stages = static_cast<int>(setup.cuts.size()) + 1;
   if (setup.schedule.chunks < 1)
@@ -130,28 +129,26 @@ template <class Device>
   if (options.clip_norm && !(*options.clip_norm > 0))
     raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
           "; use a positive norm");
-  Setup timed = setup;
   if (setup.groups.ops != nullptr && (setup.groups.members != 1 || setup.groups.each_pass)) {
     if constexpr (!Device::traits.shares_layers)
       raise(Errc::bad_configuration,
             "this device cannot run groups of ranks that share layers; use host::Threads or "
             "mpi::Processes, or leave partition::LayerSplit out");
-    timed.division = setup.groups.ops->divide(setup, layers);
-    if (timed.division->table_stages != 0) timed.grouped = timed.division;
+    setup.division = setup.groups.ops->divide(setup, layers);
+    if (setup.division->table_stages != 0) setup.grouped = setup.division;
   }
   if constexpr (Device::traits.shares_time)
     if (setup.server.link != nullptr)
-      timed.server.link = Device::Backend::carry(device, setup.server.link);
+      setup.server.link = Device::Backend::carry(device, setup.server.link);
   return std::make_shared<SessionOn<Device>>(
-      device, std::move(layers), timed, positions,
+      device, std::move(layers), setup, positions,
       checked_places(setup.placement.place(setup.placement.placement, ranks, places), ranks, places,
                      Device::traits.needs_every_place),
       places, spare);
 }
 
 template <class Device>
-std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
-                                      Setup const& setup) {
+std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers, Setup& setup) {
   if constexpr (BackendFacts<Device>::fit) {
     return make_fitting_session(device, std::move(layers), setup);
   } else {

@@ -100,11 +100,11 @@ extern template struct MachineFacts<Machine>;
 template <class Device> class SessionOn;
 
 /// Checks that a pipeline and a device fit together, and makes the session.
+/// @param setup   gets the division among groups, and on a virtual clock a link that takes time
 /// @throws Error  bad_configuration for numbers that do not fit together; names them and numbers
 ///                that would
 template <class Device>
 [[nodiscard, gnu::cold]] std::shared_ptr<Session> make_session(Device const& device,
-                                                               List<Layer> layers,
-                                                               Setup const& setup);
+                                                               List<Layer> layers, Setup& setup);
 
 }  // namespace stagger::detail

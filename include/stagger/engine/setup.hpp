@@ -119,6 +119,7 @@ struct Setup {
   bool uncut = false;                         // a Sequential without a partitioner
   bool target_rows = true;                    // there are no targets, or they can be split by rows
   std::shared_ptr<void const> kept{};         // keeps what the members point into
+  [[gnu::cold]] [[gnu::noinline]] ~Setup() = default;
 };
 
 /// The policies that live as long as the session.
@@ -201,7 +202,8 @@ template <class P> [[nodiscard]] PlacementCall placement_call(P const& policy) {
 }
 
 /// @tparam changes  whether changes are pushed to a parameter server
-template <bool changes, class P>
+/// @tparam words    whether a server may compare the optimizer's numbers
+template <bool changes, class P, bool words = true>
 [[nodiscard]] [[gnu::cold]] OptimizerCall optimizer_call(P const& policy) {
   OptimizerCall call;
   call.optimizer = &policy;
@@ -217,7 +219,8 @@ template <bool changes, class P>
   call.digest = [](void const* erased) noexcept {
     return policy_digest(*static_cast<P const*>(erased));
   };
-  call.words = [](void const* erased) { return policy_words(*static_cast<P const*>(erased)); };
+  if constexpr (words)
+    call.words = [](void const* erased) { return policy_words(*static_cast<P const*>(erased)); };
   call.states = P::states;
   if constexpr (requires { P::element_wise; }) call.element_wise = P::element_wise;
   if constexpr (requires { P::enqueues; }) call.enqueued_bytes = sizeof(P);

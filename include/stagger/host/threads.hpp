@@ -37,8 +37,7 @@ struct Threads {
 
 #ifdef STAGGER_SEPARATE_COMPILATION
 namespace stagger::detail {
-extern template std::shared_ptr<Session> make_session(host::Threads const&, List<Layer>,
-                                                      Setup const&);
+extern template std::shared_ptr<Session> make_session(host::Threads const&, List<Layer>, Setup&);
 }
 #else
 #include <stagger/engine/make_session.hpp>

@@ -202,8 +202,7 @@ struct Processes {
 
 #ifdef STAGGER_SEPARATE_COMPILATION_MPI
 namespace stagger::detail {
-extern template std::shared_ptr<Session> make_session(mpi::Processes const&, List<Layer>,
-                                                      Setup const&);
+extern template std::shared_ptr<Session> make_session(mpi::Processes const&, List<Layer>, Setup&);
 }
 #else
 #include <stagger/engine/make_session.hpp>

@@ -7,4 +7,4 @@
 #include <stagger/mpi/processes.hpp>
 
 template std::shared_ptr<stagger::detail::Session> stagger::detail::make_session(
-    stagger::mpi::Processes const&, List<Layer>, Setup const&);
+    stagger::mpi::Processes const&, List<Layer>, Setup&);

@@ -90,6 +90,6 @@ struct Gpus {
 
 #ifdef STAGGER_SEPARATE_COMPILATION_NCCL
 namespace stagger::detail {
-extern template std::shared_ptr<Session> make_session(nccl::Gpus const&, List<Layer>, Setup const&);
+extern template std::shared_ptr<Session> make_session(nccl::Gpus const&, List<Layer>, Setup&);
 }
 #endif

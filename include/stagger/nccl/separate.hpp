@@ -7,4 +7,4 @@
 #include <stagger/nccl/gpus.hpp>
 
 template std::shared_ptr<stagger::detail::Session> stagger::detail::make_session(
-    stagger::nccl::Gpus const&, List<Layer>, Setup const&);
+    stagger::nccl::Gpus const&, List<Layer>, Setup&);

@@ -53,7 +53,7 @@ struct VirtualClock {
 #ifdef STAGGER_SEPARATE_COMPILATION
 namespace stagger::detail {
 extern template std::shared_ptr<Session> make_session(sim::VirtualClock const&, List<Layer>,
-                                                      Setup const&);
+                                                      Setup&);
 }
 #else
 #include <stagger/engine/make_session.hpp>

@@ -130,7 +130,9 @@ template <class... Stage> class Pipeline {
       setup.schedule = schedule_call(kept->schedule);
       setup.staleness = staleness_model<ServerPolicy<Collective>>(kept->staleness);
       setup.placement = placement_call(placement);
-      setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
+      setup.optimizer =
+          optimizer_call<ExchangingPolicy<Staleness>, Optimizer, ServerPolicy<Collective>>(
+              kept->optimizer);
       if constexpr (ServerPolicy<Collective>) {  // it owns `kept`, which must not own it
         Collective const worker = std::move(kept->collective);
         using Stepping =
