@@ -168,7 +168,7 @@ class Machine : public StepStatus {
       update(rank);
     else if (exchange_ != nullptr &&
              (exchanges(in.op) || (in.op == Op::apply && !run.program->flushes)))
-      exchange(rank, in, clock);
+      execute_exchange(rank, in, clock);
     else if (in.op == Op::apply)
       model.apply(in, run.program->flushes ? run.program->microbatches : 1);
     else if (has_group(in.op))
@@ -178,7 +178,7 @@ class Machine : public StepStatus {
   }
 
   /// Sets the exchange with a parameter server.
-  void exchange(std::unique_ptr<Exchange> exchange) noexcept { exchange_ = std::move(exchange); }
+  void set_exchange(std::unique_ptr<Exchange> made) noexcept { exchange_ = std::move(made); }
   [[nodiscard]] Exchange const* exchange() const noexcept { return exchange_.get(); }
   /// Says which ranks of the loaded program this process runs. @param ranks  [ranks]
   void runs(bool const* ranks) {
@@ -252,8 +252,8 @@ class Machine : public StepStatus {
     return exchange_ == nullptr || run.program->flushes;
   }
   // Cold, so that g++ does not devirtualise calls of `Exchange` and inline them.
-  [[gnu::cold]] [[gnu::noinline]] void exchange(RankState& rank, Instruction const& in,
-                                                Clock clock) {
+  [[gnu::cold]] [[gnu::noinline]] void execute_exchange(RankState& rank, Instruction const& in,
+                                                        Clock clock) {
     bool const record = rank.record && clock.read != nullptr && exchanges(in.op);
     double const start_s = record ? clock() : 0;
     bool const crosses = exchange_->execute(*this, in);

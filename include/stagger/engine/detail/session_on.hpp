@@ -89,7 +89,7 @@ class MachineSession : public Session {
     machine_.model.division = setup.division;
     if (setup.grouped != nullptr) setup.grouped->ops->require_pieces(machine_.model);
     if (setup.server.link != nullptr)
-      machine_.exchange(
+      machine_.set_exchange(
           setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));
     if (!setup.options.replicas.empty()) require_rows(setup.target_rows);
   }
@@ -202,7 +202,7 @@ template <class Device> class SessionOn final : public MachineSession {
 
   SessionOn(SessionOn const&) = delete;
   SessionOn& operator=(SessionOn const&) = delete;
-  ~SessionOn() { machine_.exchange(nullptr); }  // it calls the back end
+  ~SessionOn() { machine_.set_exchange(nullptr); }  // it calls the back end
 
   [[nodiscard]] B& backend() noexcept { return backend_; }
   void settle_parameters() override {
