@@ -118,6 +118,9 @@ endfunction()
 function(stagger_quickly_compiled target)
   if(NOT STAGGER_SANITIZE AND CMAKE_CXX_FLAGS_RELEASE MATCHES "-O2")
     target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # which then sees such uses in the standard library's own headers
+      target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+    endif()
   endif()
 endfunction()
 
