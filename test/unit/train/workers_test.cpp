@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -104,6 +106,47 @@ TEST_CASE("train/ParameterServer: a push that is not finite is refused, and noth
           "[train]") {
   sg::collective::ParameterServer const server({.workers = 2});
   refuses_infinities(server, server);
+}
+
+TEST_CASE("train/ParameterServer: after a push that is not finite, a worker's optimizer goes on",
+          "[train]") {
+  auto const goes_on = [](auto make_worker, auto together) {
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto a = make_worker(server, 0);
+    auto b = make_worker(server, 1);
+    auto const batch = data(8);
+    auto bad = batch;
+    bad.targets[5][0] = std::numeric_limits<float>::infinity();
+    REQUIRE_THROWS_WITH(together(a, b, batch, bad),
+                        Catch::Matchers::Contains(" is not finite; it was not added"));
+    auto const before = weights(a);
+    together(a, b, batch, batch);
+    for (auto const& layer : weights(a))
+      for (float const weight : layer) REQUIRE(std::isfinite(weight));
+    REQUIRE(weights(a) != before);
+    REQUIRE(weights(a) == weights(b));
+  };
+  auto const streams = [](auto& a, auto& b, auto const& first, auto const& second) {
+    sg::run_together(a.stream(first), b.stream(second));
+  };
+  auto const steps = [](auto& a, auto& b, auto const& first, auto const& second) {
+    sg::run_together(a.step(first), b.step(second));
+  };
+  auto const of_waves = [](auto const& optimizer) {
+    return [&optimizer](auto const& server, int n) {
+      return make(Waves{2, 2, 0}, server, n, {2}, 1, optimizer);
+    };
+  };
+  goes_on(of_waves(sgd), streams);
+  goes_on(of_waves(adam), streams);
+  goes_on([](auto const& server, int n) { return stepping(Stale{2, 0}.model(), server, n, sgd); },
+          steps);
+  goes_on(
+      [](auto const& server, int n) {
+        return stepping(sg::staleness::LocalSgd{.period = 1, .average_state = false}, server, n,
+                        sgd);
+      },
+      steps);
 }
 
 TEST_CASE("train/ParameterServer: refuses workers that differ", "[train]") {

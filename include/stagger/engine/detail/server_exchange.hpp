@@ -62,6 +62,24 @@ namespace stagger::detail {
   return most == of_first_half ? static_cast<std::uint32_t>(most) : WorkerRules::unlimited;
 }
 
+/// The server refuses a push that is not finite, but the optimizer that made it has as much in its
+/// state, with which no later push would be finite: such a state begins again with zeros.
+/// @param cells  of which each has `first` and `count` of its layers
+template <class Cells> void reset_states(Machine& machine, Cells const& cells) noexcept {
+  auto const reset = [&](std::size_t l) {
+    LayerParameters& own = machine.parameters()[l];
+    auto const blocks = own.blocks();
+    for (std::size_t b = 1; b < blocks.size(); ++b)
+      if (blocks[b].size() == own.bytes_of_values() && !own.all_finite(blocks[b].data()))
+        own.zero_states();
+  };
+  for (auto const& cell : cells)
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+      reset(l);
+      if (machine.model.grouped != nullptr) machine.model.grouped->each_copy(l, reset);
+    }
+}
+
 /// The exchange of one worker. Its link is open from the beginning of a stream to its end; for
 /// steps, until one fails.
 class ServerExchange : public Exchange, protected ParameterListener {
@@ -159,10 +177,12 @@ class ServerExchange : public Exchange, protected ParameterListener {
   [[gnu::cold]] void close(std::exception_ptr const& why) {
     open_ = false;
     link_->end(why);
-    if (why) try {
-        read_newest();
-      } catch (...) {  // `why` is reported; weights stay until the link opens again
-      }
+    if (!why) return;
+    reset_states(machine_, cells_);
+    try {
+      read_newest();
+    } catch (...) {  // `why` is reported; weights stay until the link opens again
+    }
   }
   [[nodiscard]] bool is_open() const noexcept { return open_; }
 

@@ -142,7 +142,7 @@ class StepExchange : public ServerExchange {
   }
 
   /// Refuses a staleness model that takes a mean, unless it is known to when compiled.
-  [[gnu::cold]] static StalenessModel const& every_step(StalenessModel const& model) {
+  [[gnu::cold]] static StalenessModel every_step(StalenessModel const& model) {
     if (averages(model.pushes))
       raise(Errc::bad_configuration,
             "a staleness model that pushes weights says so when it is compiled; take "
