@@ -190,7 +190,7 @@ TEST_CASE("train/StaleSynchronous: a worker keeps as many changes as weights may
 TEST_CASE("train/WaveSynchronous: one worker with one minibatch in flight is sequential descent",
           "[train]") {
   using namespace plain;
-  constexpr std::size_t layers = 2;
+  constexpr std::size_t depth = 2;
   for (auto const adds : {sg::staleness::Adds::in_worker_order, sg::staleness::Adds::on_arrival})
     for (int const distance : {0, 3}) {
       sg::collective::ParameterServer const server({.workers = 1});
@@ -202,15 +202,15 @@ TEST_CASE("train/WaveSynchronous: one worker with one minibatch in flight is seq
       static_cast<void>(run(train.stream(batch)));
 
       std::vector<Numbers> w{initial(0), initial(1)};
-      std::vector<Numbers> velocity(layers, Numbers(w[0].size()));
+      std::vector<Numbers> velocity(depth, Numbers(w[0].size()));
       std::vector<Numbers> unused = velocity;
       for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
         std::vector<Numbers> y{batch.inputs[m], {}, {}};
-        for (std::size_t l = 0; l < layers; ++l) plain::forward(w[l], y[l], y[l + 1]);
+        for (std::size_t l = 0; l < depth; ++l) plain::forward(w[l], y[l], y[l + 1]);
         sg::Context context;
         Numbers dy, dx;
         Loss{}.value_and_gradient(context, y.back(), batch.targets[m], 1.0 / double{width}, dy);
-        for (std::size_t l = layers; l-- > 0;) {
+        for (std::size_t l = depth; l-- > 0;) {
           Numbers gradient(w[l].size());
           Numbers change(w[l].size());
           plain::backward(w[l], y[l], y[l + 1], dy, dx, gradient.data());
@@ -414,21 +414,21 @@ TEST_CASE("train/ParameterServer: own pushes are kept for a model whose weights 
 TEST_CASE("train/WaveSynchronous: a worker keeps at most Nm + D + 3 copies of its parameters",
           "[train]") {
   using namespace plain;
-  auto const memory = [](int layers, int Nm, int D) {
+  auto const memory = [](int depth, int Nm, int D) {
     std::vector<Layer> stack;
-    for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+    for (int l = 0; l < depth; ++l) stack.emplace_back(l);
     sg::collective::ParameterServer const server({.workers = 1});
     auto train = sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
-        sg::partition::Cuts{{layers - 1}}, sg::schedule::Fifo{.in_flight = Nm},
+        sg::partition::Cuts{{depth - 1}}, sg::schedule::Fifo{.in_flight = Nm},
         WaveSynchronous{.in_flight = Nm, .distance = D}, server.worker(0), Loss{}, sgd,
         sg::host::Threads{1});
     auto const batch = data((D + 4) * Nm);
     static_cast<void>(run(train.stream(batch)));
     return train.memory().parameters;
   };
-  auto const alone = [](int layers) {
+  auto const alone = [](int depth) {
     std::vector<Layer> stack;
-    for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+    for (int l = 0; l < depth; ++l) stack.emplace_back(l);
     return sg::Pipeline{sg::Sequential{std::move(stack)}}
         .with(Loss{}, sgd, sg::host::Threads{1})
         .memory()
