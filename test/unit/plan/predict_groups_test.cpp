@@ -186,7 +186,7 @@ TEST_CASE("plan/predict: layers that are updated in each pass take copies and ve
                   .schedule = gpipe ? made(GPipe{}) : made(OneFOneB{}),
                   .cuts = cuts};
           of.update = sg::partition::Update::each_pass;
-          auto train = pipeline<float>(sg::host::Threads{1}, of);
+          auto train = pipeline<float>(sg::sim::VirtualClock{}, of);
           auto const& model = train.machine().model;
           std::vector<double> extra(static_cast<std::size_t>(positions));  // of all members
           for (auto const& cell : train.program(static_cast<std::size_t>(microbatches)).cells)
