@@ -6,6 +6,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -180,4 +182,52 @@ TEST_CASE("engine/LayerParameters: where another process runs the layer, it take
   CHECK(states[0].value.empty());
   CHECK(parameters.hold());
   CHECK(values<float>(parameters, 0) == std::vector<float>{0, 0, 0});
+}
+
+TEMPLATE_TEST_CASE(
+    "engine/LayerParameters: sums and the search for what is not finite reach every "
+    "element",
+    "[engine]", float, double) {
+  for (std::size_t const size : {1U, 255U, 256U, 257U, 700U}) {
+    CAPTURE(size);
+    std::vector<TestType> sum(size), more(size), less(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      sum[i] = static_cast<TestType>(i) / 3;
+      more[i] = static_cast<TestType>(i % 7) / 7;
+      less[i] = static_cast<TestType>(i % 11) / 11;
+    }
+    LayerParameters layer;
+    List<ParameterDeclaration> declarations;
+    declarations.push_back(declared<float>("before", {1, 2, 3}));
+    declarations.push_back(declared("w", sum));
+    layer.adopt(std::move(declarations), 0, 0);
+    auto const in_layer = [&](std::vector<TestType> const& values) {
+      std::vector<std::byte> bytes(layer.bytes_of_values());
+      std::memcpy(bytes.data() + layer.range(1).first, values.data(), size * sizeof(TestType));
+      return bytes;
+    };
+    auto const to = in_layer(sum), from = in_layer(more), without = in_layer(less);
+    auto const check = [&](auto add, auto expected) {
+      auto changed = to;
+      add(changed.data());
+      std::vector<TestType> now = sum;
+      for (std::size_t i = 0; i < size; ++i) now[i] = expected(i);
+      CHECK(changed == in_layer(now));
+    };
+    check([&](std::byte* at) { layer.add_values(at, from.data()); },
+          [&](std::size_t i) { return sum[i] + more[i]; });
+    check([&](std::byte* at) { layer.add_scaled(at, from.data(), 0.3); },
+          [&](std::size_t i) { return sum[i] + static_cast<TestType>(0.3) * more[i]; });
+    check([&](std::byte* at) { layer.add_difference(at, from.data(), without.data(), 0.3); },
+          [&](std::size_t i) { return sum[i] + static_cast<TestType>(0.3) * (more[i] - less[i]); });
+
+    CHECK(layer.all_finite(to.data()));
+    for (std::size_t i = 0; i < size; ++i)
+      for (TestType const odd : {std::numeric_limits<TestType>::quiet_NaN(),
+                                 -std::numeric_limits<TestType>::infinity()}) {
+        auto values = sum;
+        values[i] = odd;
+        if (layer.all_finite(in_layer(values).data())) FAIL_CHECK("element " << i);
+      }
+  }
 }
