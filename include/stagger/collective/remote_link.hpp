@@ -154,6 +154,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     {
       auto const lock = session_.lock();
       stream_.end(true);
+      for (RemoteLayer& layer : layers_) layer.stop_waiting();
     }
     session_.connect(*this, {.kind = MessageKind::join, .bytes = request_.size()},
                      4 * layers_.size() + 16);
@@ -213,6 +214,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
           session_.send(of(l, {.kind = values, .bytes = layers_[l].bytes()}));
         return;
       case joined:
+        if (session_.joined()) return;  // what must be repeated is under way already
         if (!session_.join(message.number, message.rounds != 0)) return end_all(another_server());
         if (session_.resumes()) go_on();
         break;

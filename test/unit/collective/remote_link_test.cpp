@@ -21,6 +21,8 @@
 #include <stagger/model/optimizer.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
 
+#include "temporary_folder.hpp"
+
 namespace {
 
 namespace sg = stagger;
@@ -52,9 +54,10 @@ struct Server {
   std::shared_ptr<remote::ServerInProcess> in_process;
   remote::RemoteRules rules{};
   Late model{.budget = {0.5}};  // where layers may be late
-  explicit Server(OnFailure on_failure, bool late = false)
-      : in_process(std::make_shared<remote::ServerInProcess>(
-            sg::collective::ServerOptions{.workers = 2, .on_failure = on_failure})) {
+  /// @param durable  a folder, or empty
+  explicit Server(OnFailure on_failure, bool late = false, std::string const& durable = "")
+      : in_process(std::make_shared<remote::ServerInProcess>(sg::collective::ServerOptions{
+            .workers = 2, .on_failure = on_failure, .durable = durable})) {
     rules.optimizer = sg::detail::optimizer_call<false>(sgd);
     rules.model_bytes = 1U << 16U;
     if (!late) return;
@@ -75,6 +78,7 @@ struct Wire {
     std::span<std::byte const> payload;
     if (!from.next(message, payload)) return false;
     said.push_back(message.kind);
+    if (message.kind == lost) return true;
     deliver(to, message, payload);
     return true;
   }
@@ -110,6 +114,7 @@ struct Wire {
   Nowhere nowhere;
   remote::ServerConnection connection;
   std::vector<Kind> said{};
+  Kind lost{};  // messages of this kind do not arrive
   std::vector<std::pair<Message, std::vector<std::byte>>> under_way{};
 };
 
@@ -131,7 +136,7 @@ struct Worker {
       of.wire = std::make_shared<Wire>(end, of.server);
       return std::make_unique<Handle>(of.wire);
     }
-    [[nodiscard]] double deadline_s() const override { return 60; }
+    [[nodiscard]] double deadline_s() const override { return of.deadline_s; }
     [[nodiscard]] std::string name() const override { return "the test"; }
     void wait(std::unique_lock<std::mutex>& lock, std::condition_variable&, double) const override {
       lock.unlock();
@@ -188,6 +193,7 @@ struct Worker {
   }
 
   Server& server;
+  double deadline_s = 60;
   std::shared_ptr<Wire> wire;
   Told told{};
   remote::RemoteLink link;
@@ -201,6 +207,43 @@ bool said(Worker const& worker, Kind kind) {
 }
 
 }  // namespace
+
+TEST_CASE("collective/RemoteLink: what was waited for in vain is not requested again",
+          "[collective]") {
+  TemporaryFolder const folder;
+  Server server(OnFailure::go_on, false, folder.path());
+  Worker a(server, 0);
+  a.link.begin();
+  a.wire->lost = Kind::newest;
+  a.deadline_s = 0;
+  CHECK_THROWS_WITH(a.link.read(0, a.bytes.data()),
+                    Catch::Matchers::Contains("has not sent its weights"));
+  a.deadline_s = 60;
+  a.link.end(std::make_exception_ptr(sg::Error(sg::Errc::io, "out of ink")));
+  a.link.begin();  // over another connection
+  a.wire->carry_all();
+  CHECK_FALSE(said(a, Kind::read));
+  a.link.read(0, a.bytes.data());
+  CHECK(said(a, Kind::read));
+}
+
+TEST_CASE("collective/RemoteLink: nothing is repeated a second time", "[collective]") {
+  TemporaryFolder const folder;
+  Server server(OnFailure::fail_fast, false, folder.path());
+  Worker a(server, 0);
+  a.begin_and_read();
+  auto const pushes = [&] {
+    auto const& all = a.wire->said;
+    return std::count(all.begin(), all.end(), Kind::push);
+  };
+  a.wire->lost = Kind::pushed;
+  a.push(1);
+  a.wire->carry_all();
+  Wire::deliver(*a.wire->worker, {.kind = Kind::joined, .rounds = 1,
+                                  .number = server.in_process->layers().run()}, {});
+  a.wire->carry_all();
+  CHECK(pushes() == 1);
+}
 
 TEST_CASE("collective/RemoteLink: a push that comes behind a failure is not acknowledged",
           "[collective]") {

@@ -182,7 +182,7 @@ class Lab final : public World, private sim::EventTarget {
     if (fault.kind == Fault::mishap)
       fault.mischance = {random_.from_to(0, 1), random_.below(random_.one_in(2) ? 12 : 60),
                          static_cast<Mishap>(random_.below(3)), random_.between(0, 4)};
-    if (fault.kind == Fault::restart && durable_ && !go_on_ && random_.one_in(2)) {
+    if (fault.kind == Fault::restart && durable_ && random_.one_in(2)) {
       fault.writes = random_.from_to(0, 9);
       fault.behind = random_.one_in(2);
     }

@@ -133,6 +133,8 @@ class Ledger final : public Watch {
   }
 
   void arrives(Line const& line, Parcel const& parcel) override {
+    // Several messages may arrive in one event, and what the ones before have made may be kept.
+    if (disk().armed()) disk().begin_event(), note();
     remember(line, " to the server: ", parcel);
     int const n = line.worker();
     Owed& own = owed(n);

@@ -20,6 +20,8 @@
 #include <stagger/core/error.hpp>
 #include <stagger/sim/clock.hpp>
 
+#include "faults/disk.hpp"
+
 namespace lab {
 
 namespace remote = stagger::collective::detail;
@@ -188,7 +190,7 @@ class Line final : private sim::EventTarget {
   }
 
   void pump(Way& way) {
-    if (way.busy || cut_) return;
+    if (way.busy || cut_ || disk().dead()) return;
     if (now() < *frozen_s_[way.number]) {
       way.woken = true;
       return time_.queue.at(*frozen_s_[way.number], *this, pump_way, index(way.number));
@@ -243,7 +245,7 @@ class Line final : private sim::EventTarget {
   }
   void deliver(Way const& way, Parcel const& parcel) {
     int const to = 1 - way.number;
-    if (ends_[to] == nullptr || cut_) return;
+    if (ends_[to] == nullptr || cut_ || disk().dead()) return;  // the server's process has ended
     if (parcel.message.kind == Kind{}) return lose(to, "the other side has gone");
     if (to == 1) watch_.arrives(*this, parcel);
     try {

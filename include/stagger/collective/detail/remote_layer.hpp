@@ -43,6 +43,9 @@ class RemoteLayer {
 
   /// A stream begins, to which nothing belongs that was pushed or asked for before.
   void begin() noexcept { in_stream_ = false; }
+  /// The call that waited for values has ended by an error, so they are not requested again over
+  /// the next connection: their answer would be taken for that of the next request.
+  void stop_waiting() noexcept { state_ = State::idle; }
   [[nodiscard]] bool acknowledged() const noexcept { return !unacknowledged_; }
   /// @pre acknowledged(); the lock need not be held
   void write_push(std::byte const* values, ByteRange part = {}) noexcept {
