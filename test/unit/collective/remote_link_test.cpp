@@ -239,8 +239,9 @@ TEST_CASE("collective/RemoteLink: nothing is repeated a second time", "[collecti
   a.wire->lost = Kind::pushed;
   a.push(1);
   a.wire->carry_all();
-  Wire::deliver(*a.wire->worker, {.kind = Kind::joined, .rounds = 1,
-                                  .number = server.in_process->layers().run()}, {});
+  Wire::deliver(*a.wire->worker,
+                {.kind = Kind::joined, .rounds = 1, .number = server.in_process->layers().run()},
+                {});
   a.wire->carry_all();
   CHECK(pushes() == 1);
 }
