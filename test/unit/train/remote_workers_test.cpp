@@ -80,7 +80,9 @@ class Courier final : public remote::Transport {
     if (!from.next(message, payload)) return false;
     std::vector<std::byte> const copy(payload.begin(), payload.end());
     auto const buffer = to.payload_buffer(message);
-    REQUIRE(buffer.size() == copy.size());
+    if (buffer.size() != copy.size())
+      stagger::raise(stagger::Errc::bad_data, "a message of ", copy.size(),
+                     " bytes has memory for ", buffer.size());
     std::copy(copy.begin(), copy.end(), buffer.begin());
     to.received(message);
     return true;
