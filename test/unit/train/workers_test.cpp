@@ -355,6 +355,32 @@ TEST_CASE("train/ParameterServer: a step that waits too long names the worker th
   waits(split_late);
 }
 
+TEST_CASE(
+    "train/ParameterServer: an optimizer that the server has keeps the numbers it joined with",
+    "[train]") {
+  auto const batch = data(2);
+  auto const changed = [&](auto const& model, int worker) {
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto a = stepping(model, server, 0, sgd);
+    auto b = stepping(model, server, 1, sgd);
+    sg::run_together(a.step(batch), b.step(batch));
+    (worker == 0 ? a : b).optimizer().rate = 0.5;
+    sg::run_together(a.evaluate(batch), b.evaluate(batch));  // which no optimizer takes part in
+    sg::run_together(a.step(batch), b.step(batch));
+  };
+  for (int const worker : {0, 1}) {
+    auto const refusal = Catch::Matchers::Contains(
+        "the optimizer of this worker was 'stagger::optimizer::Sgd(0.02, 0.9, 0.01)' when it "
+        "joined and is now 'stagger::optimizer::Sgd(0.5, 0.9, 0.01)'");
+    CHECK_THROWS_WITH(changed(sg::staleness::Synchronous{}, worker), refusal);
+    CHECK_THROWS_WITH(changed(sg::staleness::Asynchronous{}, worker), refusal);
+    CHECK_THROWS_WITH(changed(split_late, worker), refusal);
+    // Where each worker has an optimizer of its own, it may change.
+    CHECK_NOTHROW(changed(sg::staleness::Asynchronous{sg::staleness::Pushes::changes}, worker));
+    CHECK_NOTHROW(changed(sg::staleness::LocalSgd{.period = 1}, worker));
+  }
+}
+
 TEST_CASE("train/ParameterServer: refuses workers that push other things", "[train]") {
   sg::collective::ParameterServer const server({.workers = 2});
   auto const a = make(Waves{2, 1, 0}, server, 0, {2}, 1, sgd);

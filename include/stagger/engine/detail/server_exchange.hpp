@@ -15,6 +15,7 @@
 #include <string>
 #include <utility>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/detail/exchange_ops.hpp>
 #include <stagger/engine/machine.hpp>
@@ -80,6 +81,31 @@ template <class Cells> void reset_states(Machine& machine, Cells const& cells) n
     }
 }
 
+/// The numbers of a worker's optimizer when it joined.
+class AgreedOptimizer {
+ public:
+  AgreedOptimizer() = default;
+  [[gnu::cold]] explicit AgreedOptimizer(Machine const& machine)
+      : digest_(machine.optimizer_digest()), words_(words_of(machine)) {}
+
+  /// Refuses numbers that were changed, if it is the server's optimizer that takes the steps.
+  void require(Machine const& machine, StalenessModel const& staleness) const {
+    if (staleness.pushes == staleness::Pushes::gradients && machine.optimizer_digest() != digest_)
+      raise(Errc::mismatch, "the optimizer of this worker was '", words_,
+            "' when it joined and is now '", words_of(machine),
+            "', but workers push gradients, with which the server takes the steps; leave its "
+            "numbers as they were, and let a rate that changes follow from the number of the step");
+  }
+
+ private:
+  [[gnu::cold]] static std::string words_of(Machine const& machine) {
+    OptimizerCall const& own = machine.model.optimizer;
+    return own.words == nullptr ? std::string() : own.words(own.optimizer);
+  }
+  std::uint64_t digest_ = 0;
+  std::string words_;
+};
+
 /// The exchange of one worker. Its link is open from the beginning of a stream to its end; for
 /// steps, until one fails.
 class ServerExchange : public Exchange, protected ParameterListener {
@@ -127,6 +153,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     if (machine_.model.grouped != nullptr) rules.shared = machine_.model.grouped->description;
     link_->join({layers.data(), layers.size()}, rules, *this);
     joined_ = true;
+    agreed_ = AgreedOptimizer(machine_);
   }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
   [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
@@ -166,6 +193,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     link_->leave();
   }
 
+  void require_agreed() const { agreed_.require(machine_, staleness_); }
   /// Opens the link, unless it is open. Where this throws, close() must follow.
   /// @return whether it was closed
   bool open() {
@@ -323,6 +351,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   std::array<std::uint64_t, most_lacked + 1> lacked_{};
   FixedArray<std::size_t> cell_of_;  // [layers]
   FixedArray<bool> here_;            // [layers] whether this process, of several, exchanges it
+  AgreedOptimizer agreed_;
   bool joined_ = false;
   bool open_ = false;
 };

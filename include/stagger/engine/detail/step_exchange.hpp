@@ -30,6 +30,7 @@ class StepExchange : public ServerExchange {
 
   void begin_step() override {
     if (!program_->training) return;
+    require_agreed();
     if (open()) {
       steps_ = 0;
       rounds_ = 0;
