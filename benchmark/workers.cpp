@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <thread>
@@ -182,8 +183,8 @@ struct Sum {
   }
 };
 
-/// A fast worker waits in each minibatch for a slow one, whose backward, and so its push, ends at a
-/// known time.
+/// A fast worker waits in each minibatch for a slow one, whose backward sleeps, and so its push, ends
+/// at a known time.
 void gate(benchmark::State& state) {
   constexpr int minibatches = 60;
   std::vector<double> pushed_s, begun_s;
@@ -202,7 +203,11 @@ void gate(benchmark::State& state) {
   for ([[maybe_unused]] auto _ : state) {
     pushed_s.clear();
     begun_s.clear();
+    double const start_s = bench::now_s();
+    std::clock_t const used = std::clock();
     sg::run_together(fast.stream(batch), slow.stream(batch));
+    double const used_s = static_cast<double>(std::clock() - used) / CLOCKS_PER_SEC;
+    state.counters["core"] = used_s / (bench::now_s() - start_s);
     std::vector<double> opened;
     for (std::size_t m = 1; m < minibatches; ++m) opened.push_back(begun_s[m] - pushed_s[m - 1]);
     state.SetIterationTime(bench::median(opened));
@@ -312,6 +317,12 @@ int main(int argc, char** argv) {
         [=](bench::Results const& results) {
           double const us = 1e6 * results.time_s("workers/gate");
           return bench::Line{bench::text("%.1f us", us), "at most 50 us", grade(us <= 50)};
+        }},
+       {"processor time while all wait for a gate that is shut for 2 ms", "workers/gate",
+        [=](bench::Results const& results) {
+          double const core = results.counter("workers/gate", "core");
+          return bench::Line{bench::text("%.1f %% of a core", 100 * core), "at most 10 % of a core",
+                             grade(core <= 0.1)};
         }},
        {"4 unequal workers of 4 stages, 10 000 minibatches of empty layers each, in virtual time",
         "workers/clock",
