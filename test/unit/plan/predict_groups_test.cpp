@@ -82,7 +82,7 @@ Outcome outcome(Case of, std::size_t rows, bool sums) {
                          {.batch = of.microbatches * static_cast<int>(microbatch)});
   auto const split = sg::partition::plan_split(
       features(of.pattern), {.group = of.members, .threshold = 0, .pairs = of.pairs});
-  Outcome result{.predicted = plan::predict(w, draft, split)};
+  Outcome result{.predicted = plan::predict(w, draft, split, of.update)};
 
   sg::sim::VirtualClock clock{.exchange = {alpha_s, 1.0 / 40},
                               .layer_backward_s = {times, times + layers}};
@@ -99,7 +99,7 @@ Outcome outcome(Case of, std::size_t rows, bool sums) {
   of.options.record = true;
   of.options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
   auto train = sg::Pipeline{model<float>(of.pattern)}.with(
-      sg::partition::LayerSplit<>{of.members, {of.cuts}, 0, of.pairs}, of.schedule,
+      sg::partition::LayerSplit<>{of.members, {of.cuts}, 0, of.pairs, of.update}, of.schedule,
       sg::loss::MeanSquaredError<float>{}, optimizer(), clock, of.options,
       sg::collective::AllReduce<sg::collective::grouping::Single>{});
   Batch<float> data;
@@ -140,6 +140,25 @@ TEST_CASE("plan/predict: groups in pipelines of several positions, and their gra
         CAPTURE(cuts, counts, microbatches, of.members, of.options.recompute);
         bool const pairs_alone = std::count(counts.begin(), counts.end(), 4) == 0;
         auto const [predicted, run_s] = outcome(of, 8, pairs_alone);
+        CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
+      }
+}
+
+TEST_CASE("plan/predict: updates in each pass take no time, in the engine neither", "[plan]") {
+  for (auto const& [cuts, counts] : std::vector<std::pair<std::vector<int>, std::vector<int>>>{
+           {{}, {2}}, {{3}, {2, 2}}, {{1}, {4, 2}}, {{1, 3, 5}, {2, 2, 2, 2}}})
+    for (int const microbatches : {1, 4, 8})
+      for (int const variant : {0, 1, 2, 3}) {
+        Case of{.members = 2, .pairs = variant % 2 == 1, .microbatches = microbatches};
+        of.cuts = cuts;
+        of.counts = counts;
+        of.options.recompute = variant >= 2;
+        bool const sums = std::count(counts.begin(), counts.end(), 4) == 0;
+        CAPTURE(cuts, counts, microbatches, of.pairs, of.options.recompute);
+        auto const once = outcome(of, 8, sums);
+        of.update = sg::partition::Update::each_pass;
+        auto const [predicted, run_s] = outcome(of, 8, sums);
+        CHECK(predicted.simulated_s == once.predicted.simulated_s);
         CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
       }
 }
