@@ -129,20 +129,70 @@ auto make_trainer(Settings const& s, Shared const& shared, std::int64_t number) 
 using Trainer = decltype(make_trainer(std::declval<Settings const&>(),
                                       std::declval<Shared const&>(), std::int64_t{}));
 
+/// The processes that --device mpi trains in, and which of them this one is.
+struct World {
+  int process = 0;
+  int processes = 1;
+
+#ifdef VGG_HAS_MPI
+  [[nodiscard]] static World of_mpi() {
+    World world;
+    MPI_Comm_rank(MPI_COMM_WORLD, &world.process);
+    MPI_Comm_size(MPI_COMM_WORLD, &world.processes);
+    return world;
+  }
+#endif
+
+  /// Does something in all processes, or throws in all what one of them has thrown.
+  template <class Do> void agreed(Do what) const {
+    std::exception_ptr failure;
+    try {
+      what();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    if (processes > 1) tell(failure);
+    if (failure) std::rethrow_exception(failure);
+  }
+
+ private:
+  void tell([[maybe_unused]] std::exception_ptr const& failure) const {
+#ifdef VGG_HAS_MPI
+    std::string words;
+    int speaker = -1;
+    bool cause = false;  // not because another one has failed
+    try {
+      if (failure) std::rethrow_exception(failure);
+    } catch (sg::Error const& error) {
+      words = error.what();
+      cause = error.code() != sg::Errc::peer_failed;
+    } catch (std::exception const& error) {
+      words = error.what();
+      cause = true;
+    }
+    if (failure) speaker = cause ? process + processes : process;
+    MPI_Allreduce(MPI_IN_PLACE, &speaker, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    if (speaker < 0) return;
+    auto size = static_cast<int>(words.size());
+    MPI_Bcast(&size, 1, MPI_INT, speaker % processes, MPI_COMM_WORLD);
+    words.resize(static_cast<std::size_t>(size));
+    MPI_Bcast(words.data(), size, MPI_CHAR, speaker % processes, MPI_COMM_WORLD);
+    throw sg::Error(sg::Errc::peer_failed, words);
+#endif
+  }
+};
+
 /// The pipelines of this process, where groups that --period averages may have one each.
 class Team {
  public:
   /// Pipeline n is in process n mod P of P.
-  explicit Team(Settings const& s) : losses_(static_cast<std::size_t>(s.pipelines())) {
+  Team(Settings const& s, World const& world)
+      : world_(s.period > 0 ? world : World{}), losses_(static_cast<std::size_t>(s.pipelines())) {
 #ifdef VGG_HAS_MPI
-    if (s.device == "mpi" && s.period > 0) {
-      MPI_Comm_rank(MPI_COMM_WORLD, &process_);
-      MPI_Comm_size(MPI_COMM_WORLD, &processes_);
-    }
-    if (processes_ > s.pipelines())
+    if (world_.processes > s.pipelines())
       sg::raise(sg::Errc::bad_configuration, "--period averages ",
                 sg::counted(s.pipelines(), "group"), ", which cannot be spread over ",
-                sg::counted(processes_, "process"), "; start at most one for each");
+                sg::counted(world_.processes, "process"), "; start at most one for each");
     if (s.period > 0 && s.device == "mpi") {
       over_processes_.emplace(
           sg::mpi::ServerOptions{.workers = static_cast<int>(s.pipelines()), .deadline_s = 600});
@@ -153,8 +203,8 @@ class Team {
       here_.emplace(sg::collective::ServerOptions{.workers = static_cast<int>(s.pipelines())});
       shared_.worker = [this](int n) { return here_->worker(n); };
     }
-    agreed([&] {
-      for (std::int64_t n = process_; n < s.pipelines(); n += processes_) {
+    world_.agreed([&] {
+      for (std::int64_t n = world_.process; n < s.pipelines(); n += world_.processes) {
         numbers_.push_back(n);
         trainers_.push_back(make_trainer(s, shared_, n));
       }
@@ -179,7 +229,7 @@ class Team {
   double step(std::vector<Batch> const& batches) {
     if (losses_.size() == 1) return sg::run(trainers_[0].step(batches[0])).loss;
     losses_.assign(losses_.size(), 0);
-    agreed([&] {
+    world_.agreed([&] {
       std::vector<sg::Step> steps;
       for (std::size_t k = 0; k < trainers_.size(); ++k)
         steps.push_back(trainers_[k].step(batches[k]));
@@ -187,56 +237,18 @@ class Team {
       for (std::size_t k = 0; k < metrics.size(); ++k)
         losses_[static_cast<std::size_t>(numbers_[k])] = metrics[k].loss;
     });
+#ifdef VGG_HAS_MPI
+    if (world_.processes > 1)  // all but one of them add 0 to each loss
+      MPI_Allreduce(MPI_IN_PLACE, losses_.data(), static_cast<int>(losses_.size()), MPI_DOUBLE,
+                    MPI_SUM, MPI_COMM_WORLD);
+#endif
     double sum = 0;
     for (double const loss : losses_) sum += loss;
     return sum / static_cast<double>(losses_.size());
   }
 
  private:
-  /// Does something in all processes, or throws in all.
-  template <class Do> void agreed(Do what) {
-    std::exception_ptr failure;
-    try {
-      what();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    if (processes_ > 1) tell(failure);
-    if (failure) std::rethrow_exception(failure);
-  }
-
-  /// Brings the losses, or an error of one process, to all.
-  void tell([[maybe_unused]] std::exception_ptr const& failure) {
-#ifdef VGG_HAS_MPI
-    std::string words;
-    int speaker = -1;
-    bool cause = false;  // not because another one has failed
-    try {
-      if (failure) std::rethrow_exception(failure);
-    } catch (sg::Error const& error) {
-      words = error.what();
-      cause = error.code() != sg::Errc::peer_failed;
-    } catch (std::exception const& error) {
-      words = error.what();
-      cause = true;
-    }
-    if (failure) speaker = cause ? process_ + processes_ : process_;
-    MPI_Allreduce(MPI_IN_PLACE, &speaker, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    if (speaker < 0) {  // all but one process add 0 to each loss
-      MPI_Allreduce(MPI_IN_PLACE, losses_.data(), static_cast<int>(losses_.size()), MPI_DOUBLE,
-                    MPI_SUM, MPI_COMM_WORLD);
-      return;
-    }
-    auto size = static_cast<int>(words.size());
-    MPI_Bcast(&size, 1, MPI_INT, speaker % processes_, MPI_COMM_WORLD);
-    words.resize(static_cast<std::size_t>(size));
-    MPI_Bcast(words.data(), size, MPI_CHAR, speaker % processes_, MPI_COMM_WORLD);
-    throw sg::Error(sg::Errc::peer_failed, words);
-#endif
-  }
-
-  int process_ = 0;
-  int processes_ = 1;
+  World world_;  // that shares the pipelines
   std::optional<sg::collective::ParameterServer> here_;
 #ifdef VGG_HAS_MPI
   std::optional<sg::mpi::ParameterServer> over_processes_;
@@ -311,12 +323,15 @@ std::string places_of(Settings const& s) {
   return sg::counted(s.threads, "thread");
 }
 
-void train(Settings const& s) {
-  require_file(s.picture);
-  DataSet const data = read_data(s);
+void train(Settings const& s, World const& world = {}) {
+  DataSet data;
+  world.agreed([&] {
+    require_file(s.picture);
+    data = read_data(s);
+  });
   auto const images = static_cast<std::int64_t>(data.training.size());
   std::int64_t const steps = s.epochs > 0 ? (s.epochs * images + s.batch - 1) / s.batch : s.steps;
-  Team team(s);
+  Team team(s, world);
   Trainer& train = team.trainers().front();
   std::size_t parameters = 0;
   for (auto const& shape : train.parameter_shapes()) parameters += shape.bytes / sizeof(float);
@@ -384,13 +399,12 @@ int train_over_mpi([[maybe_unused]] Settings s, [[maybe_unused]] int argc,
   // so that the first one has said what is wrong.
   sg::mpi::Session const session(s.period > 0 ? sg::mpi::Threads::multiple
                                               : sg::mpi::Threads::serialized);
-  int process = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &process);
-  if (process != 0) {
+  World const world = World::of_mpi();
+  if (world.process != 0) {
     cli::say_nothing();
     s.picture.clear();
   }
-  return guarded([&] { train(s); });
+  return guarded([&] { train(s, world); });
 #else
   cli::refuse("--device mpi needs an MPI, without which this program was built");
 #endif

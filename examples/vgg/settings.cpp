@@ -5,6 +5,7 @@
 #include <limits>
 #include <thread>
 
+#include <stagger/partition/split_plan.hpp>
 #include <stagger/schedule/named.hpp>
 
 #include "command_line.hpp"
@@ -106,9 +107,11 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--schedule", s.schedule,
                  "Order of forward and backward, such as gpipe, 1f1b or zb-h1")
       ->group(group);
-  app.add_option("--workers", s.workers,
-                 "Ranks that share each stage, with a part of the images each")
-      ->group(group);
+  auto* const workers =
+      app.add_option(
+             "--workers", s.workers,
+             "Ranks that share each stage, with a part of the images each; left out: --mp many")
+          ->group(group);
   app.add_option(
          "--mp", s.mp,
          "Of them, the members of a group that shares dense layers, with a part of each layer")
@@ -157,6 +160,11 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   for (auto const* option : app.get_options())
     if (s.paper && option->count() != 0 && option != paper && option != chart)
       cli::refuse(option->get_name() + " is chosen by --paper; leave it out");
+  if (workers->count() == 0) s.workers = std::max<std::int64_t>(1, s.mp);
+  for (char const* const option : {"--width", "--dropout", "--mp", "--threshold"})
+    if (s.linear && app.count(option) != 0)
+      cli::refuse(std::string(option) +
+                  " is of the network, which --linear replaces; leave one out");
   if (!s.paper && chart->count() != 0)
     cli::refuse("--chart draws what --paper computes; add --paper, or leave it out");
   if (picture->count() != 0 && (s.mp < 2 || s.linear))
@@ -177,6 +185,14 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     s.threads = std::clamp<std::int64_t>(s.stages * s.workers, 1,
                                          std::max(1U, std::thread::hardware_concurrency()));
   s.check();
+  if (app.count("--threshold") != 0 && s.mp == 1 && !s.each_pass())
+    cli::refuse("--threshold decides which layers groups share; add --mp with 2 or more members");
+  if (picture->count() != 0 &&
+      !stagger::partition::plan_split(features_of(s.shape()),
+                                      {.group = static_cast<int>(s.mp), .threshold = s.threshold})
+           .splits())
+    cli::refuse("--picture draws dense layers that groups share, and with --threshold " +
+                cli::number(s.threshold) + " they share none; use a smaller one");
   return s;
 }
 

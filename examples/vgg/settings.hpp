@@ -31,7 +31,7 @@ struct Settings {
   std::int64_t stages = 2;
   std::int64_t microbatches = 4;
   std::string schedule = "1f1b";
-  std::int64_t workers = 1;  ///< ranks of each stage
+  std::int64_t workers = 1;  ///< ranks of each stage; on the command line at least `mp` if left out
   std::int64_t mp = 1;       ///< of them, members of a group that shares dense layers
   std::int64_t period = 0;   ///< steps between means of the groups' weights; 0: each step adds up
                              ///< gradients of all

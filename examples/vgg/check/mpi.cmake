@@ -5,6 +5,8 @@ include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
 refused("--threads has no use in processes of MPI" --device mpi --threads 2)
 refused("no file 'missing/data_batch_1.bin'" --workers 2 --mp 2 --device mpi --data missing)
 
+refused("cannot write 'missing/split.svg'" --mp 2 --device mpi --picture missing/split.svg)  # which only one process writes
+
 foreach(more "--stages;1;--mp;2;--microbatches;1" "--stages;2;--mp;2;--microbatches;3;--schedule;zb-h1")
   set(seen)
   foreach(device threads mpi)
