@@ -22,6 +22,7 @@
 #include <stagger/report/format.hpp>
 #include <stagger/report/progress.hpp>
 #include <stagger/report/split_plan.hpp>
+#include <stagger/report/table.hpp>
 #include <stagger/schedule/named.hpp>
 #include <stagger/sim/clock.hpp>
 #include <stagger/sim/virtual_clock.hpp>
@@ -323,7 +324,13 @@ std::string places_of(Settings const& s) {
   return sg::counted(s.threads, "thread");
 }
 
-void train(Settings const& s, World const& world = {}) {
+struct Result {
+  double loss = 0;
+  double accuracy = 0;  ///< share of the held-out images that are right
+  double images_s = 0;  ///< with --device clock in virtual time
+};
+
+Result train(Settings const& s, World const& world) {
   DataSet data;
   world.agreed([&] {
     require_file(s.picture);
@@ -372,14 +379,51 @@ void train(Settings const& s, World const& world = {}) {
   }
   progress.finish();
   double const trained_s = now_s() - begin_s;
-  std::printf("loss %.4f, held-out accuracy %.1f %% after %s in %s\n", loss,
-              100 * accuracy(train, data.held_out, s.minibatch()),
+  Result const result{.loss = loss,
+                      .accuracy = accuracy(train, data.held_out, s.minibatch()),
+                      .images_s = static_cast<double>(steps * s.batch) /
+                                  (s.device == "clock" ? virtual_s : trained_s)};
+  std::printf("loss %.4f, held-out accuracy %.1f %% after %s in %s\n", loss, 100 * result.accuracy,
               sg::counted(steps, "step").c_str(), sg::report::format_seconds(trained_s).c_str());
   if (s.device == "clock")
-    std::printf(
-        "%s images/s in virtual time\n",
-        sg::report::format_fixed(static_cast<double>(steps * s.batch) / virtual_s, 2).c_str());
+    std::printf("%s images/s in virtual time\n",
+                sg::report::format_fixed(result.images_s, 2).c_str());
   team.end();
+  return result;
+}
+
+/// Trains with groups of each size that divides --mp, and prints what comes out side by side.
+void compare(Settings const& s, World const& world) {
+  auto const features = features_of(s.shape());
+  auto const rows = static_cast<std::size_t>(s.batch / s.workers);
+  sg::report::TextTable table({"members", "parameters of a rank", "sent in groups", "loss",
+                               "held-out accuracy", "images/s"});
+  for (Settings const& each : s.compared()) {
+    Result const result = train(each, world);
+    int const members = static_cast<int>(each.mp);
+    auto const plan =
+        sg::partition::plan_split(features, {.group = members, .threshold = s.threshold});
+    std::size_t sent = 0;
+    for (std::size_t l = 0; members > 1 && l <= features.size(); ++l) {
+      auto const here = sg::partition::elements_sent(plan, l, 0, rows);
+      sent += here.forward + here.backward;
+    }
+    using sg::report::format_fixed;
+    table.add({std::to_string(members),
+               std::to_string(sg::partition::parameters_of(plan, features, 0)),
+               std::to_string(sent), format_fixed(result.loss, 4),
+               format_fixed(100 * result.accuracy, 1) + " %", format_fixed(result.images_s, 1)});
+  }
+  std::printf("\nWith %s of a rank in a step, and the numbers that it sends for them:\n%s",
+              sg::counted(rows, "image").c_str(), table.str().c_str());
+}
+
+/// What the flags ask for.
+void work(Settings const& s, World const& world = {}) {
+  if (s.compare)
+    compare(s, world);
+  else
+    train(s, world);
 }
 
 void print_paper(Settings const& s) {
@@ -404,7 +448,7 @@ int train_over_mpi([[maybe_unused]] Settings s, [[maybe_unused]] int argc,
     cli::say_nothing();
     s.picture.clear();
   }
-  return guarded([&] { train(s, world); });
+  return guarded([&] { work(s, world); });
 #else
   cli::refuse("--device mpi needs an MPI, without which this program was built");
 #endif
@@ -423,7 +467,7 @@ int main(int argc, char** argv) {
     else if (settings->device == "mpi")
       code = vgg::train_over_mpi(*settings, argc, argv);
     else
-      vgg::train(*settings);
+      vgg::work(*settings);
   });
   return failed != 0 ? failed : code;
 }

@@ -67,6 +67,17 @@ std::int64_t Settings::ranks() const {
   return stages / stagger::schedule::Named{schedule}.chunks() * workers;
 }
 
+std::vector<Settings> Settings::compared() const {
+  std::vector<Settings> runs;
+  for (std::int64_t size = 1; size <= mp; ++size) {
+    if (mp % size != 0) continue;
+    runs.push_back(*this);
+    runs.back().mp = size;
+    if (size < mp) runs.back().picture.clear();
+  }
+  return runs;
+}
+
 std::optional<Settings> parse(int argc, char const* const* argv) {
   Settings s;
   CLI::App app{"Trains a small VGG on images of 32x32 pixels, in a pipeline of stages.", "vgg"};
@@ -138,6 +149,11 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
       ->group(group);
 
+  auto* const compare =
+      app.add_flag("--compare", s.compare,
+                   "Train with groups of each size that divides --mp, 1 among them, and print "
+                   "memory, exchanges, accuracy and throughput side by side")
+          ->group(group);
   auto* const picture =
       app.add_option("--picture", s.picture,
                      "SVG file with what each member of a group has and exchanges; left out: none")
@@ -187,6 +203,16 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   s.check();
   if (app.count("--threshold") != 0 && s.mp == 1 && !s.each_pass())
     cli::refuse("--threshold decides which layers groups share; add --mp with 2 or more members");
+  if (compare->count() != 0 && s.mp == 1)
+    cli::refuse("--compare needs groups to compare; add --mp with 2 or more members");
+  if (compare->count() != 0 && s.each_pass())
+    cli::refuse(
+        "--compare has groups of several sizes, and --update each-pass is for one group alone; "
+        "leave one out");
+  if (compare->count() != 0 && s.period > 0)
+    cli::refuse(
+        "--compare has groups of several sizes, and --period makes other batches for each; leave "
+        "one out");
   if (picture->count() != 0 &&
       !stagger::partition::plan_split(features_of(s.shape()),
                                       {.group = static_cast<int>(s.mp), .threshold = s.threshold})

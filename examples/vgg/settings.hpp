@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model/model.hpp"
 
@@ -40,7 +41,8 @@ struct Settings {
   std::string device = "threads";     ///< or "mpi", "clock"
   std::int64_t threads = 0;           ///< 0: as many as ranks, but not more than processors
 
-  std::string picture;  ///< file to draw what members of a group have to; empty: none
+  bool compare = false;  ///< train with groups of each size that divides `mp`
+  std::string picture;   ///< file to draw what members of a group have to; empty: none
 
   // The paper.
   bool paper = false;  ///< print SplitBrain's claims instead of training
@@ -58,6 +60,9 @@ struct Settings {
   /// Whether dense layers are updated after each microbatch.
   [[nodiscard]] bool each_pass() const noexcept { return update == "each-pass"; }
   [[nodiscard]] int layers() const noexcept { return linear ? 1 : layers_of_model; }
+
+  /// The runs of --compare, by the size of a group; only the last one draws a picture.
+  [[nodiscard]] std::vector<Settings> compared() const;
 
   /// @throws Error  with Errc::bad_configuration, naming the flag, the value and what would do
   void check() const;

@@ -38,3 +38,8 @@ foreach(update accumulate each-pass)
     fail("groups in processes should print what groups on threads do: ${seen}")
   endif()
 endforeach()
+
+# Pipelines of several group sizes, one after the other in the same processes.
+run(--width 1 --batch 6 --steps 2 --stages 1 --microbatches 2 --threshold 0 --mp 2 --device mpi --compare)
+expect_result(0)
+expect(output "\n +1 +[0-9]+ +0 .*\n +2 +[0-9]+ +[1-9]")
