@@ -348,7 +348,7 @@ class ServerInProcess {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const lock(mutex(l));
       ParameterStore& layer = layers_[l];
-      bool const runs = layer.worker(worker).process == clients_.process_of(client);
+      bool const runs = layer.workers()[worker].process == clients_.process_of(client);
       if (!runs || layer.ended(worker) || !layer.in_stream(worker)) continue;
       layer.end(worker);
       keep_and_answer(l);

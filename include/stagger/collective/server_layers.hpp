@@ -33,14 +33,20 @@ using stagger::detail::ParameterStore;
 
 /// Adds a push to a layer, or keeps it.
 /// @param l       the number of the layer
-/// @throws Error  bad_data for one further ahead of other workers than the staleness model allows
+/// @throws Error  bad_data for one further ahead of other workers than the staleness model allows,
+///                or for a part that does not fit the other parts of its round
 inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte const* values,
                     stagger::detail::ByteRange part) {
-  if (!layer.worker(worker).may_push())
+  if (!layer.workers()[worker].may_push())
     raise(Errc::bad_data, "worker ", worker, " makes push ", layer.pushes(worker) + 1, " of layer ",
           l,
           " without waiting for the other workers as its staleness model does; let both ends run "
           "one version of one program");
+  if (!layer.workers().fit(worker, part, layer.bytes()))
+    raise(Errc::bad_data, "worker ", worker, " divides push ", layer.pushes(worker) + 1,
+          " of layer ", l, " at byte ", part.first != 0 ? part.first : part.last,
+          ", which does not fit what it or another worker has pushed of this round; let both ends "
+          "run one version of one program");
   layer.push(worker, values, part);
 }
 
@@ -227,7 +233,7 @@ class ServerLayers {
     bool any = false;
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      stagger::detail::StoreWorker const& own = layers_[l]->worker(worker);
+      stagger::detail::StoreWorker const& own = layers_[l]->workers()[worker];
       if (own.in_stream(layers_[l]->streams())) any = any || !has_pushed || own.pushes != own.start;
     }
     return any;
@@ -243,7 +249,7 @@ class ServerLayers {
 
  private:
   void require_over(std::size_t l, int worker) const {
-    if (layers_[l]->bytes() != 0 && layers_[l]->worker(worker).waits_for_others())
+    if (layers_[l]->bytes() != 0 && layers_[l]->workers()[worker].waits_for_others())
       raise(Errc::bad_configuration, "worker ", worker,
             " has ended its steps, and others go on with theirs; let it begin again when all have "
             "ended");
@@ -295,7 +301,7 @@ class ServerLayers {
   [[gnu::cold]] void finish_failures() {
     for (std::size_t l = 0; l < size(); ++l)
       for (int n = 0; n < workers(); ++n)
-        if (layers_[l]->worker(n).failures < record_.failures[n]) fail(l, n);
+        if (layers_[l]->workers()[n].failures < record_.failures[n]) fail(l, n);
   }
 
   FixedArray<std::mutex> shards_;

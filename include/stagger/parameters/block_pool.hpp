@@ -31,6 +31,11 @@ class BlockPool {
     if (bytes_ != 0) std::memcpy(block.data() + part.first, from + part.first, last - part.first);
     return block;
   }
+  /// Likewise into a block that may be in use already.
+  void fill(ParameterBlock& block, std::byte const* from, ByteRange part) {
+    if (block.size() != 0) give_back(std::move(block));
+    block = filled(from, part);
+  }
   void give_back(ParameterBlock block) { spare_.push_back(std::move(block)); }
 
  private:

@@ -67,20 +67,20 @@ class ParameterStore {
   bool enter(int worker, int process) { return workers_[worker].enter(streams_, process); }
   /// Whether some worker has not ended yet the stream that this worker began last.
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
-  [[nodiscard]] StoreWorker const& worker(int worker) const { return workers_[worker]; }
+  [[nodiscard]] StoreWorkers const& workers() const noexcept { return workers_; }
   void count_failures(int worker, std::uint32_t all) { workers_[worker].failures = all; }
   /// How often all workers have ended their streams.
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
   [[nodiscard]] StoreHistory const& history() const noexcept { return history_; }
 
-  /// Adds a push, or keeps a copy until it can be added. @pre the worker is in a stream
+  /// Adds a push, or keeps a copy. @pre the worker is in a stream; workers().fit(...)
   /// @param values  [bytes()]
-  /// @param part    of a layer whose first bytes are late, the same of all workers: the others first
+  /// @param part    of a layer whose first bytes are late: the others first
   void push(int worker, std::byte const* values, ByteRange part = {}) {
     StoreWorker& own = workers_[worker];
     if (part.first != 0) {
-      own.begun = blocks_.filled(values, part);
-      late_bytes_ = part.first;
+      blocks_.fill(own.begun, values, part);
+      late_bytes_ = own.begun_from = part.first;
       return add_begun();
     }
     ++own.pushes;
@@ -108,7 +108,8 @@ class ParameterStore {
     drop_snapshots();
     if (!workers_.all_ended()) return;
     ++streams_;
-    std::uint32_t const start = workers_.most_pushes();
+    // A round counts if its urgent part was added, even if no worker has pushed its late part.
+    std::uint32_t const start = std::max(workers_.most_pushes(), snapshots_.rounds());
     for (std::size_t n = 0; n < workers_.size(); ++n) begin_from(static_cast<int>(n), start);
     workers_.begin_turns();
     answer_all();
@@ -197,8 +198,7 @@ class ParameterStore {
     workers_[worker].from = std::max(workers_[worker].from, rounds);
     drop_snapshots();
   }
-  /// Drops snapshots that no worker will ask for. A worker whose stream has ended asks for the
-  /// last.
+  /// Drops snapshots that nobody will ask for; a worker whose stream has ended asks for the last.
   void drop_snapshots() { snapshots_.drop_before(workers_.oldest_snapshot(snapshots_.rounds())); }
   std::byte const* take_first(int worker) {
     history_.take(worker,

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
@@ -31,6 +32,7 @@ struct StoreWorker {
   bool gone = false;                  ///< it has left: nobody waits for it
   List<ParameterBlock> waiting{};     ///< pushes that are not added yet, the oldest first
   ParameterBlock begun{};             ///< a push that lacks its late part
+  std::size_t begun_from = 0;         ///< bytes of that part
   ParameterBlock answer{};            ///< in_turn: values after its last push, or the first
   std::uint32_t answer_contains = 0;  ///< pushes of all workers in `answer`
   std::uint32_t answer_fewest_of_others = 0;  ///< as `fewest_of_others`, for `answer`
@@ -183,6 +185,16 @@ class StoreWorkers {
     }
     round.scale = all / round.scale;
     return round;
+  }
+  /// Whether a part of a push fits the others: all workers divide a round alike, and each pushes
+  /// the late part behind the urgent one.
+  [[nodiscard]] bool fit(int worker, ByteRange part, std::size_t bytes) const {
+    StoreWorker const& own = workers_[worker];
+    if (part.first == 0)
+      return own.begun.size() == 0 ? part.last >= bytes : part.last == own.begun_from;
+    return std::all_of(workers_.begin(), workers_.end(), [part](auto const& each) {
+      return each.begun.size() == 0 || each.begun_from == part.first;
+    });
   }
   void begin_turns() noexcept { turn_ = 0; }
   /// The worker whose turn it is, if its push has arrived, and passes the turn on; otherwise -1.

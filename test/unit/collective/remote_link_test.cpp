@@ -356,3 +356,27 @@ TEST_CASE("collective/RemoteLink: a part of weights may come when their stream h
   CHECK_NOTHROW(a.link.read(0, a.bytes.data()));
   CHECK(a.told.arrivals == 0);
 }
+
+TEST_CASE("collective/RemoteLink: parts of a push that do not fit are refused", "[collective]") {
+  auto const refused = [](auto body) {
+    Server server(OnFailure::fail_fast, true);
+    Worker a(server, 0);
+    Worker b(server, 1);
+    a.begin_and_read();
+    b.begin_and_read();
+    REQUIRE_THROWS_WITH(body(a, b), Catch::Matchers::Contains("divides push 1 of layer 0 at byte"));
+    CHECK(server.in_process->look_at(0, [](auto const& history) { return history.total(); }) == 0);
+  };
+  auto const push = [](Worker& worker, std::size_t first, std::size_t last) {
+    worker.link.push_part(0, worker.bytes.data(), {first, last});
+    worker.wire->carry_all();
+  };
+  std::size_t const all = sg::alignment_bytes;
+  refused([&](Worker& a, Worker&) { push(a, 0, 8); });  // the urgent part has not come
+  refused([&](Worker& a, Worker&) { push(a, 8, all), push(a, 0, 16); });
+  refused([&](Worker& a, Worker&) { push(a, 16, all), push(a, 0, 8); });
+  refused([&](Worker& a, Worker& b) { push(a, 8, all), push(b, 16, all); });
+  refused([&](Worker& a, Worker&) {
+    push(a, 8, all), a.link.push(0, a.bytes.data(), false), a.wire->carry_all();
+  });
+}

@@ -300,3 +300,49 @@ TEST_CASE("parameters/ParameterStore: any history leaves what a slow store says"
     History(random, adds, pushes, workers, distance).play(1 + static_cast<int>(random() % 60));
   }
 }
+
+TEST_CASE("parameters/ParameterStore: streams may end between the two parts of a round",
+          "[parameters]") {
+  constexpr std::size_t half = 8;
+  LayerParameters like;
+  ParameterDeclaration d;
+  d.name.push_back('w');
+  d.type = ElementType::f64;
+  d.size = 2;
+  d.initial.assign(2 * sizeof(double), std::byte{0});
+  List<ParameterDeclaration> declarations;
+  declarations.push_back(std::move(d));
+  like.adopt(std::move(declarations), 0, optimizer::Sgd::states);
+  StoreRules rules{Pushes::gradients, Adds::in_worker_order, detail::optimizer_call<false>(plain)};
+  rules.weights.assign(2, 1.0);
+
+  for (int complete = 0; complete <= 2; ++complete) {  // workers that have pushed both parts
+    CAPTURE(complete);
+    ParameterStore store(like, rules, 2);
+    std::vector<double> gradient(store.bytes() / sizeof(double));
+    gradient[0] = gradient[1] = -1;
+    auto const* const bytes = reinterpret_cast<std::byte const*>(gradient.data());
+    auto const first_of = [](std::byte const* values) {
+      std::array<double, 2> all{};
+      std::memcpy(all.data(), values, sizeof all);
+      return all;
+    };
+    for (int n : {0, 1}) store.enter(n, 0), store.begin(n);
+    for (int n : {0, 1}) store.push(n, bytes, {half, store.bytes()});
+    REQUIRE(store.ready(0, 1, true));
+    for (int n = 0; n < complete; ++n) store.push(n, bytes, {0, half});
+    CHECK(store.ready(0, 1) == (complete == 2));
+    store.give_up();
+    // What all had pushed of it stays; of the late part what was pushed by then.
+    CHECK(first_of(store.newest()) == std::array{double(complete), 2.0});
+
+    for (int n : {0, 1}) store.enter(n, 0), store.begin(n);
+    CHECK(store.start(0) == 1);
+    CHECK_FALSE(store.ready(0, store.start(0) + 1));
+    for (int n : {0, 1}) store.push(n, bytes);
+    REQUIRE(store.ready(0, store.start(0) + 1));
+    CHECK_FALSE(store.ready(0, store.start(0) + 2));
+    CHECK(first_of(store.weights(0, store.start(0) + 1)) == std::array{complete + 2.0, 4.0});
+    CHECK(store.history().total() == static_cast<std::uint32_t>(complete + 2));
+  }
+}
