@@ -75,11 +75,14 @@ struct Counts {
   std::uint64_t workers = 0;
 };
 
+/// Of replicas and of groups that share layers, the server sees that stages push and ask at different
+/// times, and that some layers have no parameters; how their ranks add up before that is covered by
+/// engine/worker_replicas_test.cpp.
 class Lab final : public World, private sim::EventTarget {
  public:
   explicit Lab(std::uint64_t seed)
       : random_(seed),
-        model_(seed % 8 == 3 ? draw_late_model(random_) : draw_model(random_)),
+        model_(seed % 8 == 3 ? draw_late_model(random_, seed % 16 == 3) : draw_model(random_)),
         durable_(seed % 8 == 7) {
     bool const weighed = model_.pushes != Pushes::changes;
     go_on_ = random_.one_in(2) && model_.late == nullptr;
@@ -100,6 +103,7 @@ class Lab final : public World, private sim::EventTarget {
     }
     elements_.resize(random_.below(4) + 1);
     for (std::size_t& each : elements_) each = random_.below(20) + 1;
+    draw_shared(seed);
     clock_ = std::make_unique<stagger::sim::Clock>(draw_links());
     if (durable_) time().queue.at(1, *this, look_who_is_missing, 0);
     ledger_ = std::make_unique<Ledger>(model_, rules, go_on_, durable_, elements_, time().queue);
@@ -141,9 +145,9 @@ class Lab final : public World, private sim::EventTarget {
   }
   /// What was drawn.
   [[nodiscard]] std::string words() const {
-    std::string all =
-        text(model_.name, ", ", options_.workers, " workers, ", elements_.size(), " layers, ",
-             go_on_ ? "go_on" : "fail_fast", durable_ ? ", durable" : "");
+    std::string all = text(model_.name, ", ", options_.workers, " workers, ", elements_.size(),
+                           " layers, ", go_on_ ? "go_on" : "fail_fast", durable_ ? ", durable" : "",
+                           in_parts_ ? ", in parts" : "", shared_.empty() ? "" : ", shared");
     for (Fault const& fault : faults_) all += "; " + fault.words();
     return all;
   }
@@ -168,6 +172,17 @@ class Lab final : public World, private sim::EventTarget {
     links.sharing = static_cast<stagger::schedule::Sharing>(random_.below(3));
     links.duplex = static_cast<stagger::schedule::Duplex>(random_.below(2));
     return links;
+  }
+  /// Of workers whose ranks share layers, or that have replicas: what the server sees of them.
+  void draw_shared(std::uint64_t seed) {
+    Random random(~seed);  // so that seeds still draw what they did
+    if (model_.streams || !random.one_in(3)) return;
+    in_parts_ = true;
+    if (model_.late == nullptr && random.one_in(2)) shared_ = "groups of 2, layer 0 in columns";
+    for (std::size_t& each : elements_)  // of a copy, the server knows the first alone
+      if (random.one_in(4)) each = 0;
+    if (std::count(elements_.begin(), elements_.end(), 0U) == static_cast<long>(elements_.size()))
+      elements_[0] = 1;
   }
   void draw_fault() {
     Fault fault;
@@ -199,12 +214,14 @@ class Lab final : public World, private sim::EventTarget {
     rules.optimizer = stagger::detail::optimizer_call<true>(sgd);
     rules.late = model_.late;
     rules.late_policy = model_.late_policy.get();
+    rules.shared = shared_;
     int const minibatches = random_.from_to(1, 12);
     bool const differ = random_.one_in(3) && model_.late == nullptr;
     for (int n = 0; n < options_.workers; ++n) {
       workers_.push_back(std::make_unique<Worker>(*this, time(), model_, n, elements_, rules,
                                                   random_.below(1U << 30U), first_value));
       Worker& worker = *workers_.back();
+      if (in_parts_) worker.parts = 1 + static_cast<std::size_t>(n) % elements_.size();
       worker.plan(differ ? random_.from_to(1, 12) : minibatches);
       worker.compute_s = random_.between(0.01, random_.one_in(3) ? 2 : 0.5);
       worker.begins_s = random_.one_in(2) ? 0 : random_.between(0, 2);
@@ -332,7 +349,7 @@ class Lab final : public World, private sim::EventTarget {
         if (words.find("; ") == words.npos) wrong("a sentence without a remedy: " + words);
       if (gentle && same_in_the_end())
         for (std::size_t l = 0; l < elements_.size(); ++l)
-          if (worker->value(l) != ledger_->tally(l).newest())
+          if (worker->values(l) != ledger_->tally(l).newest())
             wrong(text("worker ", worker->number(), " ends with other weights than the server"));
       if (worker->done()) ++counts.done;
       counts.sentences += sentences.size();
@@ -348,6 +365,8 @@ class Lab final : public World, private sim::EventTarget {
   bool go_on_ = false;
   stagger::collective::ServerOptions options_;
   std::vector<std::size_t> elements_;  // [layers]
+  bool in_parts_ = false;              // layers push and ask at different times
+  std::string shared_;                 // what members of a group share, in words
   std::vector<Fault> faults_;
   std::unique_ptr<stagger::sim::Clock> clock_;
   std::unique_ptr<Ledger> ledger_;

@@ -60,7 +60,7 @@ class Ledger final : public Watch {
     tallies_.clear();
     failures_.assign(failures_.size(), 0);
     choices_.clear();
-    for (std::size_t l = 0; l < elements_.size(); ++l) tallies_.emplace_back(rules_, wrong_);
+    for (std::size_t const each : elements_) tallies_.emplace_back(rules_, each, wrong_);
   }
 
   void wrong(std::string const& words) {
@@ -105,8 +105,9 @@ class Ledger final : public Watch {
       for (std::size_t l = 0; l < tallies_.size() && own.active; ++l) {
         std::uint32_t const asked = own.asks[l];
         int const worker = static_cast<int>(n);
-        if (asked != 0 && (asked == everything ? tallies_[l].all_ended(worker)
-                                               : tallies_[l].ready(worker, asked - 1)))
+        if (asked != 0 &&
+            (asked == everything ? tallies_[l].all_ended(worker)
+                                 : tallies_[l].ready(worker, asked - 1, own.urgent[l])))
           wrong(text("worker ", n, " waits for weights of layer ", l, " that are there"));
       }
     }
@@ -123,12 +124,11 @@ class Ledger final : public Watch {
   void close() {
     if (server_ == nullptr || server_->wants_values()) return;
     for (std::size_t l = 0; l < elements_.size(); ++l) {
-      std::size_t const values = alignment_bytes / sizeof(double);
-      Parcel now{{}, std::vector<std::byte>((elements_[l] / values + 1) * alignment_bytes)};
+      Parcel now{{}, std::vector<std::byte>(bytes_of(l))};
       server_->read(0, l, now.payload.data());
-      if (value_of(now, l) != tallies_[l].first(0))
-        wrong(text("layer ", l, " ends as ", value_of(now, l), " where all pushes make ",
-                   tallies_[l].first(0)));
+      if (values_of(now, l) != tallies_[l].first(0))
+        wrong(text("layer ", l, " ends as ", words(values_of(now, l)), " where all pushes make ",
+                   words(tallies_[l].first(0))));
     }
   }
 
@@ -160,13 +160,16 @@ class Ledger final : public Watch {
       case Kind::push:
       case Kind::last_push:
       case Kind::push_late:
-        return push(n, message, value_of(parcel, l));
-      case Kind::ask:
-      case Kind::ask_late:
-        if (own.active &&
-            (rules_.adds != Adds::in_worker_order || message.rounds > own.answered[l]))
-          own.asks[l] = std::max(own.asks[l], message.rounds + 1);  // else it comes too late
+        return push(n, message, pushed(parcel, l));
+      case Kind::push_rest:
+        if (own.active && message.number == tallies_[l].of(n).count + 1)
+          tallies_[l].begin_push(n, pushed(parcel, l),
+                                 (bytes_of(l) - message.bytes) / sizeof(double));
         return;
+      case Kind::ask:
+      case Kind::ask_rest:
+      case Kind::ask_late:
+        return ask(n, message);
       case Kind::ask_last:
         if (own.active) own.asks[l] = everything;
         return;
@@ -200,9 +203,8 @@ class Ledger final : public Watch {
     if (message.kind == Kind::pushed) --own.acknowledgements;
     if (message.kind == Kind::lost) own.lost = false;
     if (message.kind == Kind::choice && own.active) choose(n, parcel);
-    if (message.kind == Kind::newest) newest(n, message, value_of(parcel, message.layer));
-    if (message.kind == Kind::answer || message.kind == Kind::last_answer)
-      answer(n, message, value_of(parcel, message.layer));
+    if (message.kind == Kind::newest) newest(n, message, values_of(parcel, message.layer));
+    if (message.kind == Kind::answer || message.kind == Kind::last_answer) answer(n, parcel);
   }
   void gone(Line const& line) override {
     if (owed(line.worker()).line == &line) leave(line.worker());
@@ -224,7 +226,9 @@ class Ledger final : public Watch {
     std::uint32_t failures = 0;  // that it has been told of
     int acknowledgements = 0;
     std::vector<std::uint32_t> asks{};      // [layers] rounds + 1, or everything, or 0
-    std::vector<std::uint32_t> answered{};  // [layers] rounds of the last answer in its stream
+    std::vector<bool> urgent{};             // [layers] it asks without what is late of the last
+    std::vector<std::uint32_t> answered{};  // [layers] order() of the last answer in its stream
+    std::vector<stagger::detail::ByteRange> parts{};  // [layers] that it asked for last
   };
   struct Before {
     std::vector<Tally> tallies;
@@ -252,7 +256,9 @@ class Ledger final : public Watch {
     own.awaited = own.awaited && !own.active;
     own.lost = !own.active;
     own.asks.assign(elements_.size(), 0);
-    own.answered.assign(elements_.size(), 0);
+    own.urgent.assign(elements_.size(), false);
+    own.answered.assign(elements_.size(), order(0, false));
+    own.parts.assign(elements_.size(), {});
   }
   [[nodiscard]] bool midst(int n) const {
     return std::any_of(tallies_.begin(), tallies_.end(),
@@ -291,6 +297,25 @@ class Ledger final : public Watch {
       if (std::exchange(each.active, false)) each.lost = true;
     }
   }
+  /// Of a round, the urgent part is asked for before the late one.
+  [[nodiscard]] static std::uint32_t order(std::uint32_t rounds, bool urgent) {
+    return 2 * rounds + (urgent ? 0 : 1);
+  }
+  void ask(int n, Message const& message) {
+    Owed& own = owed(n);
+    std::size_t const l = message.layer;
+    if (!own.active) return;
+    bool const urgent = message.kind == Kind::ask_rest;
+    if (urgent)
+      own.parts[l] = {message.number, bytes_of(l)};
+    else
+      own.parts[l] = {0, message.kind == Kind::ask_late ? message.number : bytes_of(l)};
+    if (rules_.adds == Adds::in_worker_order && order(message.rounds, urgent) <= own.answered[l])
+      return;  // it comes too late
+    if (message.rounds + 1 < own.asks[l]) return;
+    own.asks[l] = message.rounds + 1;
+    own.urgent[l] = urgent;
+  }
   void push(int n, Message const& message, double value) {
     Owed& own = owed(n);
     Tally& tally = tallies_[message.layer];
@@ -310,31 +335,44 @@ class Ledger final : public Watch {
   }
   /// All workers are told the same.
   void choose(int n, Parcel const& parcel) {
-    auto const [at, first] = choices_.emplace(parcel.message.rounds, parcel.payload);
-    if (!first && at->second != parcel.payload)
-      wrong(text("worker ", n, " is told that other layers are late in step ",
-                 parcel.message.rounds, " than another"));
+    Message const& message = parcel.message;
+    Parcel const told{{.layer = message.layer, .number = message.number}, parcel.payload};
+    auto const [at, first] = choices_.emplace(message.rounds, told);
+    Parcel const& other = at->second;
+    if (!first && (other.payload != told.payload || other.message.layer != message.layer ||
+                   other.message.number != message.number))
+      wrong(text("worker ", n, " is told that other layers are late in step ", message.rounds,
+                 " than another"));
   }
-  void newest(int n, Message const& message, double value) {
+  void newest(int n, Message const& message, Values const& values) {
     Tally& tally = tallies_[message.layer];
     if (message.rounds != owed(n).failures)
       wrong(text("worker ", n, " hears of ", message.rounds, " failures, not ", owed(n).failures));
-    if (value != tally.first(n) || message.number != tally.of(n).count)
-      wrong(text("worker ", n, " reads ", value, " behind push ", message.number, " where layer ",
-                 message.layer, " has ", tally.first(n), " behind push ", tally.of(n).count));
+    if (values != tally.first(n) || message.number != tally.of(n).count)
+      wrong(text("worker ", n, " reads ", words(values), " behind push ", message.number,
+                 " where layer ", message.layer, " has ", words(tally.first(n)), " behind push ",
+                 tally.of(n).count));
   }
-  void answer(int n, Message const& message, double value) {
+  void answer(int n, Parcel const& parcel) {
+    Message const& message = parcel.message;
     std::size_t const l = message.layer;
     Tally& tally = tallies_[l];
     bool const last = message.kind == Kind::last_answer;
+    auto const part = last ? stagger::detail::ByteRange{0, bytes_of(l)} : owed(n).parts[l];
+    bool const urgent = part.first != 0;
     if (last && !tally.all_ended(n))
       wrong(text("worker ", n, " gets the last weights of layer ", l, " before all have ended"));
-    if (!last && !tally.ready(n, message.rounds))
-      wrong(text("worker ", n, " gets weights of layer ", l, " with fewer than the ",
-                 message.rounds, " rounds that it needs"));
-    if (value != tally.answer(n, message.rounds, last))
-      wrong(text("worker ", n, " gets ", value, " for ", message.rounds, " rounds of layer ", l,
-                 ", which are ", tally.answer(n, message.rounds, last)));
+    if (!last && !tally.ready(n, message.rounds, urgent))
+      return wrong(text("worker ", n, " gets weights of layer ", l, " with fewer than the ",
+                        message.rounds, " rounds that it needs"));
+    Values const& all = tally.answer(n, message.rounds, last);
+    std::size_t const first = part.first / sizeof(double);
+    std::size_t const end = std::min(part.last / sizeof(double), elements_[l]);
+    Values const values = values_of(parcel, l, part);
+    if (!std::equal(values.begin(), values.end(), all.begin() + static_cast<long>(first),
+                    all.begin() + static_cast<long>(end)))
+      wrong(text("worker ", n, " gets ", words(values), " for elements ", first, " to ", end,
+                 " of ", message.rounds, " rounds of layer ", l, ", which are ", words(all)));
     auto const tag = stagger::detail::VersionTag::of(message.number);
     if (!last && tag.own != tally.contained(n, message.rounds))
       wrong(text("worker ", n, " gets weights with ", tag.own, " of its pushes, not ",
@@ -343,15 +381,43 @@ class Ledger final : public Watch {
       wrong(text("worker ", n, " gets weights with ", tag.others,
                  " pushes of another worker, and needs ", message.rounds));
     owed(n).asks[l] = 0;
-    owed(n).answered[l] = message.rounds;
+    owed(n).answered[l] = order(message.rounds, urgent);
   }
 
-  [[nodiscard]] double value_of(Parcel const& parcel, std::size_t l) {
-    std::vector<double> values(elements_[l]);
-    std::memcpy(values.data(), parcel.payload.data(), values.size() * sizeof(double));
+  /// Of a layer's values, or of a push.
+  [[nodiscard]] std::size_t bytes_of(std::size_t l) const {
+    return (elements_[l] * sizeof(double) + alignment_bytes - 1) / alignment_bytes *
+           alignment_bytes;
+  }
+  /// @param part  of the layer, which the message has
+  [[nodiscard]] Values values_of(Parcel const& parcel, std::size_t l,
+                                 stagger::detail::ByteRange part = {}) {
+    part.last = std::min(part.last, bytes_of(l));
+    if (parcel.payload.size() != part.size())
+      wrong(text("a message of layer ", l, " has ", parcel.payload.size(), " bytes, not ",
+                 part.size()));
+    std::size_t const end = std::min(part.last / sizeof(double), elements_[l]);
+    Values values(end - std::min(end, part.first / sizeof(double)));
+    std::size_t const bytes = std::min(values.size() * sizeof(double), parcel.payload.size());
+    if (bytes != 0) std::memcpy(values.data(), parcel.payload.data(), bytes);
+    return values;
+  }
+  /// The value of each element of a push; of a layer without elements 0.
+  [[nodiscard]] double pushed(Parcel const& parcel, std::size_t l) {
+    std::size_t const missing = bytes_of(l) - parcel.message.bytes;
+    bool const urgent = parcel.message.kind == Kind::push_rest;
+    Values const values =
+        values_of(parcel, l,
+                  {urgent ? missing : 0, urgent ? bytes_of(l) : std::size_t{parcel.message.bytes}});
     for (double const each : values)
       if (each != values[0]) wrong("a message has two kinds of values");
-    return values[0];
+    return values.empty() ? 0 : values[0];
+  }
+  [[nodiscard]] static std::string words(Values const& values) {
+    std::string all;
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (i == 0 || values[i] != values[i - 1]) all += text(all.empty() ? "" : " | ", values[i]);
+    return all;
   }
   void remember(Line const& line, char const* way, Parcel const& parcel) {
     if (!remembers_) return;
@@ -394,11 +460,11 @@ class Ledger final : public Watch {
   sim::EventQueue const& time_;
   std::shared_ptr<remote::ServerInProcess> server_;
   std::string wrong_;
-  std::vector<Tally> tallies_;           // [layers]
-  std::vector<Owed> owed_;               // [workers]
-  std::vector<double> came_;             // [workers]
-  std::vector<std::uint32_t> failures_;  // [workers] streams that have ended by one
-  std::map<std::uint32_t, std::vector<std::byte>> choices_;  // in each step, which layers are late
+  std::vector<Tally> tallies_;               // [layers]
+  std::vector<Owed> owed_;                   // [workers]
+  std::vector<double> came_;                 // [workers]
+  std::vector<std::uint32_t> failures_;      // [workers] streams that have ended by one
+  std::map<std::uint32_t, Parcel> choices_;  // in each step, which layers are late
   std::unique_ptr<Before> before_;
   bool remembers_ = false;
   std::vector<std::string> messages_;

@@ -103,17 +103,24 @@ struct Model {
 }
 
 /// With layers that are late, which the server draws anew for each step.
-[[nodiscard]] inline Model draw_late_model(Random& random) {
+template <class Selection>
+[[nodiscard]] Model draw_late_model_of(Random& random, char const* name) {
   namespace osp = stagger::staleness::overlapped;
-  using Late = stagger::staleness::OverlappedSynchronous<osp::RandomImportance, osp::FirstFit,
+  using Late = stagger::staleness::OverlappedSynchronous<osp::RandomImportance, Selection,
                                                          osp::ShareLate, osp::NoPrediction>;
   auto const policy = std::make_shared<Late>();
   policy->importance.seed = random.below(1000);
   policy->budget.share = random.one_in(3) ? 0.8 : random.between(0, 0.8);
-  Model model = Model::of(stagger::text("osp(", policy->budget.share, ")"), *policy);
+  Model model = Model::of(stagger::text(name, "(", policy->budget.share, ")"), *policy);
   model.late = stagger::detail::late_calls_of<Late>;
   model.late_policy = policy;
   return model;
+}
+/// @param splits  whether a layer may be late in part
+[[nodiscard]] inline Model draw_late_model(Random& random, bool splits) {
+  namespace osp = stagger::staleness::overlapped;
+  return splits ? draw_late_model_of<osp::SplitLayer>(random, "osp, split")
+                : draw_late_model_of<osp::FirstFit>(random, "osp");
 }
 
 constexpr double patience_s = 60;    // of a worker, until something that it waits for comes

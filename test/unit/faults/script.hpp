@@ -73,6 +73,7 @@ class Worker final : public Sleeper,
   void plan(int minibatches) { planned_ = minibatches_ = minibatches; }
   double compute_s = 0.1;  // of a minibatch, at least
   double begins_s = 0;
+  std::size_t parts = 1;  // in which its layers push and ask in a step, one after the other
   int attempts = 3;
   double frozen_s = 0;  // its process does nothing until then
   double rises_s = -1;  // behind having been killed; negative: never
@@ -86,7 +87,11 @@ class Worker final : public Sleeper,
   [[nodiscard]] bool ever_killed() const noexcept { return ever_killed_; }
   [[nodiscard]] std::vector<std::string> const& sentences() const noexcept { return sentences_; }
   /// What it has at the end.
-  [[nodiscard]] double value(std::size_t l) const { return layers_[l].value; }
+  [[nodiscard]] Values values(std::size_t l) const {
+    Values all(elements_[l]);
+    if (!all.empty()) std::memcpy(all.data(), layers_[l].bytes.data(), all.size() * sizeof(double));
+    return all;
+  }
 
   /// Lets it look whether what it waits for is there.
   void wake() override {
@@ -231,14 +236,14 @@ class Worker final : public Sleeper,
 
   void declare(stagger::detail::LayerParameters& layer, std::size_t l) {
     stagger::detail::ParameterDeclaration d;
-    std::vector<double> const first(elements_[l], first_);
+    Values const first(elements_[l], first_);
     d.name = "w";
     d.type = stagger::ElementType::f64;
     d.size = first.size();
     d.initial.assign(reinterpret_cast<std::byte const*>(first.data()),
                      first.size() * sizeof(double));
     stagger::List<stagger::detail::ParameterDeclaration> declared;
-    declared.push_back(std::move(d));
+    if (!first.empty()) declared.push_back(std::move(d));
     layer.adopt(std::move(declared), static_cast<int>(l), 0);
     layers_[l].bytes.assign(layer.bytes_of_values(), std::byte{0});
   }
@@ -250,11 +255,11 @@ class Worker final : public Sleeper,
     }
   }
   void take_over(std::size_t l) {
-    std::vector<double> values(elements_[l]);
-    std::memcpy(values.data(), layers_[l].bytes.data(), values.size() * sizeof(double));
-    for (double const each : values)
-      if (each != values[0]) world_.wrong("a worker takes a layer of two kinds of weights");
-    layers_[l].value = values[0];
+    Values const now = values(l);
+    for (double const each : now)  // where parts are late, a failure may leave them behind
+      if (each != now[0] && model_.late == nullptr)
+        world_.wrong("a worker takes a layer of two kinds of weights");
+    layers_[l].value = now.empty() ? 0 : now[0];
   }
   void push(std::size_t l, bool last) { link_->push(l, make_push(l), last); }
   std::byte const* make_push(std::size_t l) {
@@ -263,15 +268,16 @@ class Worker final : public Sleeper,
     if (stagger::staleness::averages(model_.pushes)) value += layer.value;
     world_.made(number_, l, value);
     ++layer.pushes;
-    std::vector<double> const values(elements_[l], value);
+    Values const made(elements_[l], value);
     layer.pushed.assign(layer.bytes.size(), std::byte{0});
-    std::memcpy(layer.pushed.data(), values.data(), values.size() * sizeof(double));
+    if (!made.empty()) std::memcpy(layer.pushed.data(), made.data(), made.size() * sizeof(double));
     return layer.pushed.data();
   }
 
-  void ask(std::uint32_t rounds) {
-    for (Layer& layer : layers_) layer.waits = true, layer.asked = rounds;
-    for (std::size_t l = 0; l < layers_.size(); ++l)
+  void ask(std::uint32_t rounds) { ask(rounds, 0, layers_.size()); }
+  void ask(std::uint32_t rounds, std::size_t first, std::size_t last) {
+    for (std::size_t l = first; l < last; ++l) layers_[l].waits = true, layers_[l].asked = rounds;
+    for (std::size_t l = first; l < last; ++l)
       rounds == stagger::detail::all_rounds ? link_->ask_last(l) : link_->ask(l, rounds);
   }
   void await() {
@@ -310,6 +316,9 @@ class Worker final : public Sleeper,
   }
   void compute() {
     pass(random_.one_in(3) ? compute_s * random_.between(1, 3) : compute_s);
+    require_stream();
+  }
+  void require_stream() const {
     if (lost_) std::rethrow_exception(lost_);
   }
 
@@ -318,8 +327,15 @@ class Worker final : public Sleeper,
     for (int step = 0; minibatches_ > 0; ++step, --minibatches_) {
       compute();
       if ((step + 1) % model_.per_push != 0) continue;
-      for (std::size_t l = layers_.size(); l-- > 0;) push(l, false);
-      ask(needs(step + 1));
+      // A stage pushes and asks when its last backward pass has ended, a group's members when they
+      // have added up, on ranks that others do not wait for.
+      for (std::size_t part = parts, last = layers_.size(); part-- > 0;) {
+        std::size_t const first = layers_.size() * part / parts;
+        if (part + 1 != parts) pass(compute_s / 4), require_stream();
+        for (std::size_t l = last; l-- > first;) push(l, false);
+        ask(needs(step + 1), first, last);
+        last = first;
+      }
       await();
       take(needs(step + 1));
     }
@@ -356,6 +372,7 @@ class Worker final : public Sleeper,
       if (minibatches_ == 0) return;
       link_->report(random_.between(0, 1));
       for (std::size_t l = 0; l < layers_.size(); ++l) {
+        if (elements_[l] == 0) continue;
         std::byte const* const values = make_push(l);
         if (late(l).size() == 0)
           link_->push(l, values, false);

@@ -28,8 +28,10 @@ struct TallyRules {
   Adds adds{};
   Pushes pushes{};
   std::vector<double> weights{};  // [workers]
-  double first = 0;               // value of each layer
+  double first = 0;               // value of each element
 };
+
+using Values = std::vector<double>;  // [elements] of a layer
 
 /// One layer.
 class Tally {
@@ -41,28 +43,41 @@ class Tally {
     bool ended = false;
     bool gone = false;
     std::deque<double> waiting{};  // accepted, and not added
-    double answer = 0;             // in turn: the value behind its last push
+    Values answer{};               // in turn: the values behind its last push
+    bool begun = false;            // it has pushed the urgent part of a layer that is divided
+    double begins = 0;             // that push; every element of a push has one value
     std::set<double> made{};       // pushes that the server has not accepted yet
     std::set<double> accepted{};
   };
 
-  Tally(TallyRules const& rules, std::string& wrong)
+  Tally(TallyRules const& rules, std::size_t elements, std::string& wrong)
       : rules_(rules),
         wrong_(wrong),
         workers_(rules.weights.size()),
-        value_(rules.first),
-        rounds_{rules.first} {
-    for (Worker& each : workers_) each.answer = rules.first;
+        value_(elements, rules.first),
+        rounds_{value_} {
+    for (Worker& each : workers_) each.answer = value_;
   }
 
   [[nodiscard]] Worker& of(int n) { return workers_[static_cast<std::size_t>(n)]; }
   [[nodiscard]] std::uint32_t streams() const { return streams_; }
-  [[nodiscard]] double newest() const { return value_; }
+  [[nodiscard]] Values const& newest() const { return value_; }
   [[nodiscard]] std::uint64_t added() const { return added_; }
 
+  /// The urgent part of the next push has come, which the server does not acknowledge.
+  /// @param late  how many of the first elements it lacks
+  void begin_push(int n, double value, std::size_t late) {
+    if (!empty() && of(n).made.count(value) == 0) wrong("begun, but not made, or twice", n, value);
+    of(n).begun = true;
+    of(n).begins = value;
+    late_ = late;
+  }
   /// The server acknowledges it.
   void accept(int n, std::uint64_t number, double value, bool last) {
     Worker& own = of(n);
+    if (empty()) own.made.insert(value), own.accepted.insert(value);
+    if (std::exchange(own.begun, false) && own.begins != value)
+      wrong("not the one whose urgent part has come", n, value);
     if (number <= own.count) {
       if (own.accepted.count(value) == 0) wrong("acknowledged, but never added", n, value);
       return;
@@ -78,6 +93,7 @@ class Tally {
   }
   void end(int n) {
     of(n).ended = true;
+    of(n).begun = false;
     touched_ = somebody_ended_ = true;
   }
   void end_all() {
@@ -103,6 +119,7 @@ class Tally {
   /// @param log  null: it says nothing, and is taken to have added what it should
   void follow(stagger::List<StoreEvent> const* log) {
     log_ = log;
+    add_begun();
     while (wrong_.empty() && more_added()) exact() ? add_round() : add_one();
     if (std::exchange(touched_, false) && wrong_.empty() && could_add())
       wrong("not added though it could be", -1, 0);
@@ -112,6 +129,9 @@ class Tally {
     std::uint32_t start = 0;
     for (Worker const& each : workers_) start = std::max(start, each.count);
     if (exact() && start > rounds()) wrong("missing where all have ended", -1, start);
+    // A late part that nobody has pushed stays as it was; the urgent one that all have pushed, too.
+    lacks_late_ = false;
+    if (exact()) start = rounds();
     for (Worker& each : workers_) {
       each.ended = each.gone;
       each.count = each.start = start;
@@ -127,21 +147,24 @@ class Tally {
     return own.stream == streams_ && !own.ended;
   }
   /// Whether an answer that contains so many pushes of the worker's stream could be given now.
-  [[nodiscard]] bool ready(int n, std::uint32_t asked) const {
+  /// @param urgent  whether its late part may be missing
+  [[nodiscard]] bool ready(int n, std::uint32_t asked, bool urgent) const {
     Worker const& own = workers_[static_cast<std::size_t>(n)];
-    if (exact()) return rounds() >= own.start + asked;
+    if (exact()) return (urgent ? rounds() : complete()) >= own.start + asked;
     return own.waiting.empty() && fewest_added() >= own.start + asked;
   }
   [[nodiscard]] bool all_ended(int n) const {
     return workers_[static_cast<std::size_t>(n)].stream != streams_;
   }
   /// What that answer is. @param last  it is asked for behind a stream
-  [[nodiscard]] double answer(int n, std::uint32_t asked, bool last) {
+  [[nodiscard]] Values const& answer(int n, std::uint32_t asked, bool last) {
     Worker const& own = of(n);
     if (exact()) return rounds_[std::min(own.start + (last ? 0 : asked), rounds())];
     return rules_.adds == Adds::in_turn ? own.answer : value_;
   }
-  [[nodiscard]] double first(int n) { return rules_.adds == Adds::in_turn ? of(n).answer : value_; }
+  [[nodiscard]] Values const& first(int n) {
+    return rules_.adds == Adds::in_turn ? of(n).answer : value_;
+  }
   [[nodiscard]] std::uint32_t contained(int n, std::uint32_t asked) {
     return exact() ? asked : of(n).count - of(n).start;
   }
@@ -158,6 +181,9 @@ class Tally {
   [[nodiscard]] std::uint32_t rounds() const {
     return static_cast<std::uint32_t>(rounds_.size() - 1);
   }
+  /// Without one that lacks its late part.
+  [[nodiscard]] std::uint32_t complete() const { return rounds() - (lacks_late_ ? 1 : 0); }
+  [[nodiscard]] bool empty() const { return value_.empty(); }
   [[nodiscard]] std::uint32_t fewest_added() const {
     std::uint32_t least = 0xffffffff;
     for (Worker const& each : workers_)
@@ -184,16 +210,36 @@ class Tally {
     }
     return all / there;
   }
-  void add(int n, double base, double scale) {
-    Worker& own = of(n);
-    double const pushed = own.waiting.front();
-    own.waiting.pop_front();
-    ++seen_, ++added_;
+  /// @param base         the values before the round
+  /// @param first, last  elements to which it is added
+  void add(int n, double pushed, Values const& base, double scale, std::size_t first,
+           std::size_t last) {
     double const weight = rules_.weights[static_cast<std::size_t>(n)] * scale;
-    if (rules_.pushes == Pushes::changes)
-      value_ += pushed;
-    else
-      value_ += weight * (rules_.pushes == Pushes::gradients ? -pushed : pushed - base);
+    for (std::size_t i = first; i < last; ++i)
+      if (rules_.pushes == Pushes::changes)
+        value_[i] += pushed;
+      else
+        value_[i] += weight * (rules_.pushes == Pushes::gradients ? -pushed : pushed - base[i]);
+  }
+  void add_first_of(int n, Values const& base, double scale, std::size_t last) {
+    double const pushed = of(n).waiting.front();
+    of(n).waiting.pop_front();
+    ++seen_, ++added_;
+    add(n, pushed, base, scale, 0, last);
+  }
+  /// The urgent part of a round, once everybody has pushed it.
+  void add_begun() {
+    std::set<int> begun;
+    for (std::size_t n = 0; n < workers_.size(); ++n) {
+      if (workers_[n].begun)
+        begun.insert(static_cast<int>(n));
+      else if (!workers_[n].ended)
+        return;
+    }
+    if (begun.empty() || lacks_late_) return;
+    for (int const n : begun) add(n, of(n).begins, value_, scale(begun), late_, value_.size());
+    rounds_.push_back(value_);
+    lacks_late_ = true;
   }
 
   /// The oldest push of every worker that has one, in their order; of nobody else is it waited for.
@@ -206,18 +252,20 @@ class Tally {
         return wrong("missing in a round that was added", static_cast<int>(n), rounds());
     }
     if (pushed.empty()) return wrong("added and was not accepted", next_event().worker, 0);
-    double const base = value_;
+    Values const base = value_;
     double const scaled = scale(pushed);
+    std::uint32_t const before = complete();
     for (int const n : pushed) {
       StoreEvent const event = next_event();
       if (log_ != nullptr &&
           (event.kind != StoreEvent::Kind::added || event.worker != n || event.pushes != added_))
         return wrong("not added in the order of workers", n, of(n).waiting.front());
-      if (of(n).count - of(n).waiting.size() != rounds())
+      if (of(n).count - of(n).waiting.size() != before)
         return wrong("added in the round of another", n, of(n).waiting.front());
-      add(n, base, scaled);
+      add_first_of(n, base, scaled, lacks_late_ ? late_ : value_.size());
     }
-    rounds_.push_back(value_);
+    if (!std::exchange(lacks_late_, false)) rounds_.emplace_back();
+    rounds_.back() = value_;
   }
   void add_one() {
     if (rules_.adds == Adds::in_turn) skip_ended();
@@ -227,7 +275,7 @@ class Tally {
       return wrong("added before its turn", event.worker, 0);
     if (of(event.worker).waiting.empty() || event.pushes != added_)
       return wrong("added twice, or was not accepted", event.worker, 0);
-    add(event.worker, value_, scale({event.worker}));
+    add_first_of(event.worker, Values(value_), scale({event.worker}), value_.size());
     of(event.worker).answer = value_;
     if (rules_.adds == Adds::in_turn) turn_ = next(turn_);
   }
@@ -263,8 +311,10 @@ class Tally {
   TallyRules const& rules_;
   std::string& wrong_;
   std::vector<Worker> workers_;
-  double value_;
-  std::vector<double> rounds_;  // [rounds + 1] the values behind each, and the first ones
+  Values value_;
+  std::vector<Values> rounds_;  // [rounds + 1] the values behind each, and the first ones
+  std::size_t late_ = 0;        // how many of the first elements are late, of a layer in two parts
+  bool lacks_late_ = false;     // the last round does
   stagger::List<StoreEvent> const* log_ = nullptr;
   std::size_t seen_ = 0;  // events of the log
   std::uint32_t added_ = 0;
