@@ -134,6 +134,8 @@ template <class T> [[nodiscard]] stagger::Sequential<Dense<T>> make_linear(std::
                         .biases = layers::count(outputs)});
     dense = outputs;
   }
+  for (std::size_t l = 0; l < features.size(); ++l)
+    features[l].row_bytes = values[l] * sizeof(float);
   return features;
 }
 

@@ -26,6 +26,7 @@ struct LayerFeatures {
   std::size_t parameters = 0;  ///< numbers
   std::size_t biases = 0;      ///< those of them that are added only once
   std::size_t values = 0;      ///< numbers of a row of its output; 0: as many as features
+  std::size_t row_bytes = 0;   ///< bytes of a row of its output; 0: not known yet
   std::size_t hidden = 0;      ///< what can be shared out between input and output; 0: nothing
   std::size_t operations = 0;  ///< then its multiplications for a row, forward
 };
@@ -264,6 +265,28 @@ struct Elements {
   }
 }
 
+/// How much of a layer's output a member has, for the rows of its group.
+/// @param layer  in the plan
+/// @param rows   of each member
+/// @param row    how much a row of the whole output is, in elements or bytes
+[[nodiscard]] constexpr std::size_t share_of_output(SplitPlan const& plan, std::size_t layer,
+                                                    int member, std::size_t rows,
+                                                    std::size_t row) noexcept {
+  PlannedLayer const& planned = plan.layers[layer];
+  auto const members = static_cast<std::size_t>(plan.members);
+  switch (planned.gives) {
+    case Held::rows:
+      return rows * row;
+    case Held::columns: {
+      std::size_t const own =
+          features_of(static_cast<std::size_t>(member), members, planned.features).size();
+      return members * rows * (row / planned.features * own);
+    }
+    default:
+      return members * rows * row;
+  }
+}
+
 /// Elements of a layer's output that a member has, for the rows of its group; 0 if unknown.
 /// @param layer  in the plan
 /// @param rows   of each member
@@ -271,17 +294,16 @@ struct Elements {
                                                    std::span<LayerFeatures const> layers,
                                                    std::size_t layer, int member,
                                                    std::size_t rows) noexcept {
-  PlannedLayer const& planned = plan.layers[layer];
-  auto const members = static_cast<std::size_t>(plan.members);
-  std::size_t const values = planned.features != 0 ? planned.features : layers[layer].values;
-  switch (planned.gives) {
-    case Held::rows:
-      return rows * values;
-    case Held::columns:
-      return members * rows * features_of(static_cast<std::size_t>(member), members, values).size();
-    default:
-      return members * rows * values;
-  }
+  std::size_t const features = plan.layers[layer].features;
+  return share_of_output(plan, layer, member, rows,
+                         features != 0 ? features : layers[layer].values);
+}
+/// The same in bytes; 0 if LayerFeatures::row_bytes is not known.
+[[nodiscard]] constexpr std::size_t activation_bytes_of(SplitPlan const& plan,
+                                                        std::span<LayerFeatures const> layers,
+                                                        std::size_t layer, int member,
+                                                        std::size_t rows) noexcept {
+  return share_of_output(plan, layer, member, rows, layers[layer].row_bytes);
 }
 
 /// Parameters of a layer that a member has.

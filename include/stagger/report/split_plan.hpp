@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,8 +28,26 @@ namespace stagger::report {
   return names[static_cast<std::size_t>(by)];
 }
 
+namespace detail {
+
+/// Whether layers have run, so that the bytes of their outputs are known.
+[[nodiscard]] inline bool has_bytes(std::span<partition::LayerFeatures const> layers) {
+  return std::any_of(layers.begin(), layers.end(),
+                     [](partition::LayerFeatures const& layer) { return layer.row_bytes != 0; });
+}
+/// What a member has of a layer's output: bytes if they are known, otherwise elements.
+[[nodiscard]] inline std::size_t activations(partition::SplitChain const& chain, std::size_t layer,
+                                             int member, std::size_t rows) {
+  auto const count =
+      has_bytes(chain.layers) ? partition::activation_bytes_of : partition::activations_of;
+  return count(chain.plan, chain.layers, layer, member, rows);
+}
+
+}  // namespace detail
+
 /// A table with a line for each layer: its exchange, its parameters and its activations for one
-/// member. Below the table it names layers that are not split although a group was requested.
+/// member, these in bytes if the chain has them and otherwise in numbers. Below the table it names
+/// layers that are not split although a group was requested.
 /// @param rows    of each member in a local batch
 /// @throws Error  mismatch unless there are as many layers as the plan has
 [[nodiscard]] inline std::string table(partition::SplitChain const& chain, int member,
@@ -36,8 +55,10 @@ namespace stagger::report {
   using namespace partition;
   auto const& [plan, layers, numbers] = chain;
   (void)parameters_of(plan, layers, member);  // refuses layers of another chain
+  bool const bytes = detail::has_bytes(layers);
   TextTable lines({"layer", "exchange", "forward: sent", "received", "backward: sent", "received",
-                   "features", "split by", "operations/element", "parameters", "activations"});
+                   "features", "split by", "operations/element", "parameters",
+                   bytes ? "activation bytes" : "activations"});
   auto const count = [](std::size_t number) {
     return number == 0 ? std::string("-") : std::to_string(number);
   };
@@ -57,7 +78,7 @@ namespace stagger::report {
                known ? text(layer.inputs, " -> ", layer.outputs) : count(planned.features),
                name(planned.by), known ? format_fixed(operations_per_element(layer), 1) : "-",
                count(parameters_of(planned, layer, member, plan.members)),
-               count(activations_of(plan, layers, l, member, rows))});
+               count(detail::activations(chain, l, member, rows))});
   }
   std::string notes;
   for (std::size_t l = 0; l < plan.layers.size(); ++l)
@@ -68,7 +89,7 @@ namespace stagger::report {
                     " for ", counted(plan.members, "member"), "\n");
   std::string unknown;
   for (std::size_t l = 0; l < plan.layers.size(); ++l)
-    if (activations_of(plan, layers, l, member, 1) == 0)
+    if (!bytes && activations_of(plan, layers, l, member, 1) == 0)
       unknown += text(unknown.empty() ? "" : ", ", chain.number(l));
   if (plan.members > 1 && !plan.splits())
     notes += "no layer is worth sharing: each rank has the whole model, for rows of its own\n";
@@ -76,7 +97,7 @@ namespace stagger::report {
     notes += text(
         "activations of these layers are known only when they run, since they have no "
         "outputs(): ",
-        unknown, "; give LayerFeatures::values\n");
+        unknown, "; describe(train, input) runs them\n");
   return lines.str() + notes;
 }
 
@@ -116,9 +137,10 @@ class SplitPlanWriter {
       y += layer_height + gap;
     }
     body += label(16, y + 14, "small weak",
-                  text("In a box: features; parameters, activations. Between boxes: numbers sent, "
-                       "received, for ",
-                       counted(rows_, "row"), " of each member."));
+                  text("In a box: features; parameters, ",
+                       has_bytes(layers_) ? "bytes of activations" : "activations",
+                       ". Between boxes: numbers sent, received, for ", counted(rows_, "row"),
+                       " of each member."));
     return svg_document(options_.width, y + 26,
                         options_.title.empty() ? "layers of a group" : options_.title, styles(),
                         body);
@@ -167,7 +189,8 @@ class SplitPlanWriter {
                       "<g class=\"box\">" +
                       box(0, y, layer_height, "whole",
                           features(layer.inputs, layer.inputs != 0 ? layer.outputs : all),
-                          number(layer.parameters) + ", " + number(rows_ * all));
+                          number(layer.parameters) + ", " +
+                              number(rows_ * (has_bytes(layers_) ? layer.row_bytes : all)));
     for (int m = 0; m < lanes_; ++m) {
       auto const part = [&](bool is, std::size_t whole) {
         return is ? features_of(static_cast<std::size_t>(m),
@@ -186,7 +209,7 @@ class SplitPlanWriter {
                  features(part(planned.by == SplitBy::inputs, layer.inputs),
                           part(columns, layer.inputs != 0 ? layer.outputs : all)),
                  number(parameters_of(planned, layer, m, plan_.members)) + ", " +
-                     number(activations_of(plan_, layers_, l, m, rows_)));
+                     number(activations(chain_, l, m, rows_)));
     }
     return out + "</g>\n";
   }

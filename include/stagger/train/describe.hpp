@@ -4,10 +4,12 @@
 ///         a member of a group has.
 
 #include <cstddef>
+#include <vector>
 
 #include <stagger/engine/groups.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/partition/split_plan.hpp>
+#include <stagger/train/pipeline_footprint.hpp>
 #include <stagger/train/trainer.hpp>
 
 namespace stagger {
@@ -50,11 +52,30 @@ inline void count_parameters(LayerParameters const& part, LayerParameters const*
   return chain;
 }
 
+/// Runs an input forward, and says how many bytes a row of each layer's output has.
+[[gnu::cold]] inline void measure_outputs(ModelState& model, void const* input,
+                                          partition::SplitChain& chain) {
+  std::vector<std::size_t> const bytes = FootprintRun(model).row_bytes(input);
+  for (std::size_t l = 0; l < chain.layers.size(); ++l) {
+    std::size_t& row = chain.layers[l].row_bytes;
+    if (model.grouped == nullptr) {
+      // Of a layer that groups would divide into two, only the output of the second one exists.
+      auto const number = static_cast<std::size_t>(chain.number(l));
+      bool const second = l + 1 == chain.layers.size() || chain.number(l + 1) != chain.number(l);
+      if (second) row = bytes[number];
+      continue;
+    }
+    Grouped::Whole const& of = model.grouped->wholes[l];
+    bool const parts = chain.plan.layers[l].gives == partition::Held::columns;
+    for (int m = 0; m < (parts ? of.members : 1); ++m) row += bytes[of.of(m)];
+  }
+}
+
 }  // namespace detail
 
 /// The layers of a pipeline as groups of its ranks share them, for `report::table` and
-/// `report::svg`. How many numbers layers give that are not split is known only when they run:
-/// `LayerFeatures::values` of those is 0 unless the caller says it.
+/// `report::svg`. How much layers give that are not split is known only when they run: see the next
+/// function.
 ///
 /// @code
 ///     std::cout << report::table(describe(train), 0, rows);  // member 0, which has so many rows
@@ -64,6 +85,20 @@ template <class In, class Out, class Optimizer, class Loss, bool synchronous, cl
 [[nodiscard]] partition::SplitChain describe(
     Trainer<In, Out, Optimizer, Loss, synchronous, Device>& train) {
   return detail::describe(train.machine().model);
+}
+
+/// Likewise, with the bytes of every layer's output, for which it runs an input through the layers,
+/// forward, without a step.
+/// @param input    as for `step`, of one microbatch with any number of rows
+/// @throws Error  also bad_configuration where parameters are not in this process' memory; what a
+///                layer throws
+template <class In, class Out, class Optimizer, class Loss, bool synchronous, class Device>
+[[nodiscard]] partition::SplitChain describe(
+    Trainer<In, Out, Optimizer, Loss, synchronous, Device>& train, In const& input) {
+  train.settle();
+  partition::SplitChain chain = detail::describe(train.machine().model);
+  detail::measure_outputs(train.machine().model, &input, chain);
+  return chain;
 }
 
 }  // namespace stagger

@@ -60,11 +60,8 @@ class FootprintRun {
                                   void const* target, double terms) {
     Footprint result;
     result.layers.resize(model_.layers.size());
-    SlotType const& type = *model_.layers[0].ops().input;
-    Slots whole(type, 1);
-    type.assign(whole[0], input);
     try {
-      for (Section const& section : chain_) whole = forward(section, whole, result);
+      Slots whole = forward(input, result);
       for (std::size_t s = chain_.size(); s-- > 0;) {
         if (s + 1 == chain_.size())
           for (int m = 0; m < members(chain_[s]); ++m) {
@@ -85,6 +82,23 @@ class FootprintRun {
     for (auto& parameters : model_.parameters) parameters.zero_gradients();
     count(result);
     return result;
+  }
+
+  /// Takes one microbatch forward alone. @return bytes of a row of each layer's output; where members
+  /// have parts of it, of theirs. A value without rows counts as one row.
+  [[gnu::cold]] std::vector<std::size_t> row_bytes(void const* input) {
+    Footprint unused;
+    unused.layers.resize(model_.layers.size());
+    static_cast<void>(forward(input, unused));
+    std::vector<std::size_t> bytes;
+    for (std::size_t l = 0; l < model_.layers.size(); ++l) {
+      SlotType const& type = *model_.layers[l].ops().output;
+      std::size_t const rows = type.rows == nullptr ? 1 : type.rows(y_[l][0]);
+      std::uint64_t const all =
+          type.payload == nullptr ? type.payload_bytes : type.payload(y_[l][0]);
+      bytes.push_back(rows == 0 ? 0 : static_cast<std::size_t>(all) / rows);
+    }
+    return bytes;
   }
 
  private:
@@ -131,6 +145,14 @@ class FootprintRun {
     return section.gives == partition::Held::columns ? back.split->output : nullptr;
   }
 
+  /// @return the model's output
+  [[gnu::cold]] Slots forward(void const* input, Footprint& result) {
+    SlotType const& type = *model_.layers[0].ops().input;
+    Slots whole(type, 1);
+    type.assign(whole[0], input);
+    for (Section const& section : chain_) whole = forward(section, whole, result);
+    return whole;
+  }
   /// @return the output of all members, put together; if members give terms, those of member 0
   [[gnu::cold]] Slots forward(Section const& section, Slots const& before, Footprint& result) {
     Slots after;

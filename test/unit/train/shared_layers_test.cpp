@@ -349,6 +349,39 @@ TEST_CASE("train/describe: what each member has and exchanges, before the first 
       }
 }
 
+TEST_CASE("train/describe: an input run forward gives every activation in bytes", "[train]") {
+  // Numbers of a row of each layer's output.
+  std::size_t const values[] = {7, 12, 12, 9, 11, 11, 10};
+  for (unsigned pattern = 0; pattern < 16; ++pattern)
+    for (int const members : {1, 2, 3})
+      for (std::size_t const rows : {3, 7}) {
+        auto train =
+            pipeline<double>(sg::host::Threads{1}, {.pattern = pattern, .members = members});
+        auto const minibatch = batch<double>(0, 1, rows);
+        auto const chain = sg::describe(train, minibatch.inputs[0]);
+        CAPTURE(pattern, members, rows);
+        REQUIRE(chain.layers.size() == std::size(values));
+        for (std::size_t l = 0; l < std::size(values); ++l) {
+          CHECK(chain.layers[l].row_bytes == values[l] * sizeof(double));
+          std::size_t all = 0;
+          for (int m = 0; m < members; ++m)
+            all += sg::partition::activation_bytes_of(chain.plan, chain.layers, l, m, 5);
+          // Members that have all rows of their group have them all, unless each has some columns.
+          bool const again = chain.plan.layers[l].gives == sg::partition::Held::whole;
+          CHECK(all == values[l] * sizeof(double) * 5 * members * (again ? members : 1));
+        }
+        CHECK(train.steps() == 0);
+      }
+
+  auto train = pipeline<double>(sg::host::Threads{1}, {.pattern = 9, .members = 2});
+  auto const chain = sg::describe(train, batch<double>(0, 1, 4).inputs[0]);
+  auto const table = sg::report::table(chain, 1, 5);
+  CHECK(table.find("activation bytes\n") != std::string::npos);
+  CHECK(table.find(" 400\nloss") != std::string::npos);  // 10 rows, 5 of 10 features, 8 bytes
+  CHECK(table.find("describe(train, input)") == std::string::npos);
+  CHECK(sg::report::svg(chain, 5).find("bytes of activations") != std::string::npos);
+}
+
 TEST_CASE("train/describe: as a table and as a picture, also if no layer is shared", "[train]") {
   auto train = pipeline<double>(sg::host::Threads{1}, {.pattern = 9, .members = 2});
   CHECK(sg::report::table(sg::describe(train), 1, 5) ==
@@ -372,7 +405,7 @@ TEST_CASE("train/describe: as a table and as a picture, also if no layer is shar
         "              15.7          60           50\n"
         "loss   collect              50        50               -         -\n"
         "activations of these layers are known only when they run, since they have no outputs(): "
-        "0, 3, 4, 5; give LayerFeatures::values\n");
+        "0, 3, 4, 5; describe(train, input) runs them\n");
   CHECK(sg::report::svg(sg::describe(train), 5).find("member 1 of 2") != std::string::npos);
 
   auto narrow = pipeline<double>(sg::host::Threads{1}, {.pattern = 2, .members = 10});
