@@ -75,9 +75,13 @@ class GroupDivision {
     model_->table_stages = static_cast<int>(setup_.cuts.size()) + 1;
     model_->model_layers = layers_.size();
     model_->divided.members = choice.members;
-    for (std::size_t first = 0; first < whole_.size();) first = add_section(first);
+    for (std::size_t first = 0; first < whole_.size();) {
+      if (plan_.adds_in_shares(first)) add_shares(first);
+      first = add_section(first);
+    }
     describe();
     if (choice.each_pass) update_each_pass();
+    if (plan_.adds_in_shares(whole_.size())) add_shares(whole_.size());
     if (plan_.end != partition::Cut::none) add_end();
     model_->divided.stages = static_cast<int>(model_->table_stage.size());
     layers_ = std::move(made_);
@@ -185,20 +189,36 @@ class GroupDivision {
 
   /// Adds the layer before the loss, which every member has.
   [[gnu::cold]] void add_end() {
-    SplitOps const& ops = *whole_[whole_.size() - 1].ops().split;
+    add_put_together(*whole_[whole_.size() - 1].ops().split->output, whole_.size(), false, false);
+  }
+  /// Adds the layer in front of another, or of the loss, in which each member adds up its columns.
+  [[gnu::cold]] void add_shares(std::size_t l) {
+    partition::Cut const cut = plan_.cut(l);
+    add_put_together(l < whole_.size() && cut != partition::Cut::total
+                         ? *whole_[l].ops().split->input
+                         : *whole_[l - 1].ops().split->output,
+                     l, cut != partition::Cut::fan, cut != partition::Cut::total);
+  }
+  /// Adds a layer of every member that puts together what all have at a cut.
+  [[gnu::cold]] void add_put_together(ColumnOps const& ops, std::size_t cut, bool adds_forward,
+                                      bool adds_backward) {
     Section section;
     section.table_stage = table_stage_;
     section.stage = static_cast<int>(model_->table_stage.size());
     section.grouped = true;
     section.opens = false;
     section.takes = section.gives = partition::Held::whole;
-    section.features = plan_.layers.back().features;
+    section.features = plan_.width(cut);
+    section.adds_forward = adds_forward;
+    section.adds_backward = adds_backward;
     model_->divided.chain.push_back(section);
     model_->stage_at.push_back(table_stage_);
     for (int m = 0; m < model_->divided.members; ++m) {
       model_->cuts.push_back(static_cast<int>(made_.size()));
       model_->table_stage.push_back(section.table_stage);
-      made_.push_back(Layer(ops.make_put_together(), ops.put_together()));
+      made_.push_back(
+          Layer(ops.put_together({m, model_->divided.members, adds_forward, adds_backward}),
+                ops.put_together_ops()));
       Grouped::Entry entry;
       entry.number = static_cast<int>(layers_.size());
       entry.counted = m == 0;
@@ -250,16 +270,22 @@ struct GroupExchange {
   [[gnu::cold]] static void describe(Machine const& machine, RowEdge const& edge, bool forward,
                                      RowSource& source) {
     RowUse const& use = forward ? edge.forward : edge.backward;
-    Cell const& giver = machine.run.program->cells[edge.from];
     source.adds = use.adds;
     source.blocks =
         blocks_of(*machine.run.cells[edge.from].back->ops, *machine.run.cells[edge.to].front->ops);
-    if (!use.columns) return;
-    IndexRange const all{0, giver.columns.size()};
-    source.of = forward ? all : giver.columns;
-    source.at = forward ? giver.columns : all;
-    source.has = forward ? all.size() : giver.features;
-    source.gets = forward ? giver.features : all.size();
+    if (use.part == TakenPart::all) return;
+    Cell const& holder = holder_of_columns(machine.run.program->cells, edge);
+    if (use.part == TakenPart::kept) {
+      source.share = holder.member;
+      source.shares = static_cast<GroupedModel const&>(*machine.model.grouped).divided.members;
+      return;
+    }
+    bool const puts = use.part == TakenPart::put;
+    IndexRange const all{0, holder.columns.size()};
+    source.of = puts ? all : holder.columns;
+    source.at = puts ? holder.columns : all;
+    source.has = puts ? all.size() : holder.features;
+    source.gets = puts ? holder.features : all.size();
   }
 
   static void take(RowSource const& source, TakenBlocks& blocks, void* to, void const* from,
@@ -268,13 +294,14 @@ struct GroupExchange {
     std::size_t const has = ops.count(from);
     if (source.has != 0 && has != source.has) refuse_columns(has, source.has);
     std::size_t const gets = source.gets != 0 ? source.gets : has;
+    IndexRange const columns = source.columns(has);
     if (rows != 0)
       ops.resize(to, from, {rows, gets});
     else if (std::size_t const others = ops.count(to); others != gets)
       refuse_columns(gets, others);
-    std::size_t const columns = source.has != 0 ? source.of.size() : has;
-    Block const first{first_row, source.of.first};
-    blocks.add(ops, to, at, {from, first, source.at.first, columns, source.adds});
+    std::size_t const place = source.shares != 0 ? columns.first : source.at.first;
+    Block const first{first_row, columns.first};
+    blocks.add(ops, to, at, {from, first, place, columns.size(), source.adds});
   }
 
   /// Counts what an instruction takes from other members, as one message from each of them.
@@ -295,7 +322,7 @@ struct GroupExchange {
       void const* const from = source.from[forward ? in.y : in.dx];
       SlotType const& type = forward ? *machine.run.cells[in.cell].front->ops->input
                                      : *machine.run.cells[in.cell].back->ops->output;
-      std::size_t const columns = source.has != 0 ? source.of.size() : source.blocks->count(from);
+      std::size_t const columns = source.columns(source.blocks->count(from)).size();
       visit(self, maker.rank,
             source.blocks->bytes(
                 from, {both.count() * rows_for_each(type, from, theirs.count()), columns}));

@@ -20,6 +20,7 @@
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/context.hpp>
 #include <stagger/model/parameter.hpp>
+#include <stagger/model/split.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/replica_counts.hpp>
 #include <stagger/schedule/table.hpp>
@@ -108,6 +109,14 @@ struct RowSource {
   IndexRange at{};                    // columns of the taker's
   std::size_t has = 0;                // columns that the maker's value must have
   std::size_t gets = 0;               // columns of the taker's value
+  int share = 0;                      // of the columns, however many there are
+  int shares = 0;                     // of which one is taken; 0: see above
+
+  /// The columns that are taken of a value with so many.
+  [[nodiscard]] IndexRange columns(std::size_t all) const noexcept {
+    if (shares != 0) return features_of(share, shares, all);
+    return has != 0 ? of : IndexRange{0, all};
+  }
 };
 
 /// Blocks of several makers' values that are taken into the same rows of a value in one go.

@@ -28,6 +28,8 @@ template <class T> [[nodiscard]] std::uint64_t byte_count(T const& value) {
 
 namespace detail {
 
+struct LayerOps;
+
 /// Whether all objects of a type have the same number of bytes in messages.
 template <class T> inline constexpr bool fixed_payload = std::is_trivially_copyable_v<T>;
 
@@ -45,6 +47,15 @@ template <class T> [[nodiscard]] std::uint64_t payload_bytes(T const& value) {
     return byte_count(value);
 }
 
+/// What passes through a layer that puts together what members of a group have: everything, or the
+/// share of one member's columns.
+struct PutShare {
+  int member = 0;
+  int members = 1;
+  bool forward = false;  // whether only the share passes
+  bool backward = false;
+};
+
 /// Columns of a value whose type is erased.
 struct ColumnOps {
   std::size_t (*count)(void const*);
@@ -53,6 +64,9 @@ struct ColumnOps {
   /// Takes so many rows of each source, in order, to the row `at` and those after it.
   void (*take)(void* to, std::size_t at, std::size_t rows, BlockSource const*, std::size_t count);
   std::uint64_t (*bytes)(void const*, Block);  // bytes of a block of so many rows and columns
+  /// Makes a layer that puts together what members have, and gives its functions.
+  void* (*put_together)(PutShare const&);
+  LayerOps const& (*put_together_ops)();
 };
 
 /// The functions that make, find and destroy the objects of one type.

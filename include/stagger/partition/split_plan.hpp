@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -143,6 +144,13 @@ struct SplitPlan {
   [[nodiscard]] constexpr std::size_t width(std::size_t layer) const noexcept {
     return layer < layers.size() ? layers[layer].arriving : layers.back().features;
   }
+  /// Whether each member adds up its share of the features there, and all collect the sums: a
+  /// reduce-scatter and an all-gather. Two members fetch each other's terms, which is as much.
+  [[nodiscard]] constexpr bool adds_in_shares(std::size_t layer) const noexcept {
+    Cut const here = cut(layer);
+    return members > 2 && std::cmp_greater_equal(width(layer), members) &&
+           (here == Cut::fan || here == Cut::sum || here == Cut::total);
+  }
 };
 
 /// A chain of layers with its plan, for tables and pictures.
@@ -220,8 +228,7 @@ struct Elements {
   std::size_t backward = 0;
 };
 
-/// The elements that a member sends at the cut in front of a layer. Each member fetches what it
-/// needs from each of the others, including terms to add.
+/// The elements that a member sends at the cut in front of a layer.
 /// @param layer  as for SplitPlan::cut
 /// @param rows   rows of each member; its group has members times as many
 [[nodiscard]] constexpr Elements elements_sent(SplitPlan const& plan, std::size_t layer, int member,
@@ -230,19 +237,22 @@ struct Elements {
   std::size_t const others = members - 1;
   std::size_t const width = plan.width(layer);
   std::size_t const own = features_of(static_cast<std::size_t>(member), members, width).size();
+  // Terms to add, and the sums: to each of the others its share, and the own share to all of them.
+  std::size_t const added =
+      members * rows * (plan.adds_in_shares(layer) ? width - own + others * own : others * width);
   switch (plan.cut(layer)) {
     case Cut::modulo:
       return {others * rows * width, others * rows * width};
     case Cut::fan:
-      return {0, others * members * rows * width};
+      return {0, added};
     case Cut::shard:
       return {others * members * rows * own, members * rows * (width - own)};
     case Cut::collect:
       return {others * members * rows * own, 0};
     case Cut::sum:
-      return {others * members * rows * width, others * members * rows * width};
+      return {added, added};
     case Cut::total:
-      return {others * members * rows * width, 0};
+      return {added, 0};
     default:
       return {};
   }

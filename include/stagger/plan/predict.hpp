@@ -63,7 +63,10 @@ class SharedStage {
   /// The times of one microbatch, with the time by which its gradients prolong the last one.
   [[nodiscard]] StageTime time() const {
     StageTime sum;
-    if (stage_.last + 1 == w_.layers()) exchange(sum, stage_.last + 1);
+    if (stage_.last + 1 == w_.layers())
+      exchange(sum, stage_.last + 1);
+    else if (adds_at_end())
+      exchange(sum, stage_.last + 1, 1);  // the members of the next stage collect the sums
     double sent_s = 0;  // when the sums so far are done, since the start of the last backward
     double bytes = 0;   // of gradients after the last exchange
     for (int l = stage_.last; l >= stage_.first; --l) {
@@ -100,6 +103,7 @@ class SharedStage {
   /// Forward seconds of the layers after the last exchange. Only their recomputation is hidden;
   /// layers before an exchange run again once the gradient has passed through it.
   [[nodiscard]] double behind_last_exchange_s() const {
+    if (adds_at_end()) return 0;
     double sum = 0;
     for (int l = stage_.last; l >= stage_.first; --l) {
       sum += of(l).forward_s;
@@ -109,9 +113,14 @@ class SharedStage {
   }
   [[nodiscard]] std::size_t members() const { return static_cast<std::size_t>(split_.members); }
   [[nodiscard]] partition::PlannedLayer const& planned(int l) const {
-    return split_.layers[static_cast<std::size_t>(l)];
+    return split_.layers[number(l)];
   }
-  [[nodiscard]] partition::Cut cut(int l) const { return split_.cut(static_cast<std::size_t>(l)); }
+  /// Whether members of this stage add up what the next one takes.
+  [[nodiscard]] bool adds_at_end() const {
+    return stage_.last + 1 < w_.layers() && split_.adds_in_shares(number(stage_.last + 1));
+  }
+  [[nodiscard]] static std::size_t number(int l) { return static_cast<std::size_t>(l); }
+  [[nodiscard]] partition::Cut cut(int l) const { return split_.cut(number(l)); }
   [[nodiscard]] bool rows(int l) const { return planned(l).takes == partition::Held::rows; }
   /// Samples of layer l that a device processes.
   [[nodiscard]] double samples(int l) const { return rows(l) ? slice_ : together_; }
@@ -133,7 +142,8 @@ class SharedStage {
 
   /// Adds the times of the messages that a member receives from each of the others in front of a
   /// layer, one after the other.
-  void exchange(StageTime& sum, int l) const {
+  /// @param steps  of the two in which shares of terms are added up and collected
+  void exchange(StageTime& sum, int l, int steps = 2) const {
     using partition::Cut;
     double const others = split_.members - 1;
     auto const each_s = [&](double rows, double columns) {
@@ -146,8 +156,10 @@ class SharedStage {
     if (here == Cut::modulo) sum.backward_s += each_s(slice_, 1);
     if (here == Cut::shard || here == Cut::collect) sum.forward_s += each_s(together_, part);
     if (here == Cut::shard) sum.backward_s += each_s(together_, part);
-    if (here == Cut::sum || here == Cut::total) sum.forward_s += each_s(together_, 1);
-    if (here == Cut::sum || here == Cut::fan) sum.backward_s += each_s(together_, 1);
+    bool const shares = split_.adds_in_shares(number(l));
+    double const added_s = shares ? steps * each_s(together_, part) : each_s(together_, 1);
+    if (here == Cut::sum || here == Cut::total) sum.forward_s += added_s;
+    if (here == Cut::sum || here == Cut::fan) sum.backward_s += added_s;
   }
 
   Workload const& w_;

@@ -233,11 +233,20 @@ struct Cell {
   return c == 0 || cells[c - 1].stage != cells[c].stage;
 }
 
+/// The columns that are taken over an edge, of a value that members of a group share: all, or those
+/// of one of its cells, `from` if that has Cell::columns, otherwise `to`.
+enum class TakenPart : std::uint8_t {
+  all,
+  put,   ///< the value has only these columns; they go to their place in the whole value
+  cut,   ///< the taker gets only these columns of the whole value
+  kept,  ///< both values are whole; only this member's share of the columns is copied
+};
+
 /// What is taken over one direction of a row edge.
 struct RowUse {
   bool used = true;
-  bool columns = false;  ///< the columns of the output of `from` alone
-  bool adds = false;     ///< it is added to what was taken before
+  TakenPart part = TakenPart::all;
+  bool adds = false;  ///< it is added to what was taken before
 };
 
 /// An edge between cells of neighbouring stages whose replicas divide microbatches differently, or
@@ -249,6 +258,12 @@ struct RowEdge {
   RowUse forward{};
   RowUse backward{};
 };
+
+/// The cell whose columns are taken over an edge, unless all are.
+[[nodiscard]] inline Cell const& holder_of_columns(List<Cell> const& cells,
+                                                   RowEdge const& edge) noexcept {
+  return cells[cells[edge.from].columns.size() != 0 ? edge.from : edge.to];
+}
 
 /// The signals of an edge: from a cell to the one after it, or a row edge.
 enum class EdgeSignal : std::uint8_t {

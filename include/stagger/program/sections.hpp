@@ -34,6 +34,11 @@ struct Section {
   partition::Held gives = partition::Held::rows;
   bool partial = false;      ///< its gradients of the input are terms
   std::size_t features = 0;  ///< of a row of its output, of all members; 0: not known
+  /// Between two others: each member adds up its own columns of what goes forward or backward, and
+  /// the next section collects them from all. What is not added up passes.
+  bool adds_forward = false;
+  bool adds_backward = false;  ///< likewise
+  [[nodiscard]] constexpr bool adds() const noexcept { return adds_forward || adds_backward; }
 };
 
 /// The sections of a model, in order.
@@ -112,7 +117,7 @@ class SectionLinks {
     cell.member = part(c).replica % count;
     cell.replica = part(c).replica / count;
     cell.features = own.features;
-    if (own.gives == partition::Held::columns)
+    if (own.gives == partition::Held::columns || own.adds())
       cell.columns = features_of(cell.member, count, own.features);
     // The rows of its group: from the first row of member 0 to the last one of the last member.
     int const rank = cell.rank - cell.member;
@@ -131,6 +136,7 @@ class SectionLinks {
     using partition::Cut;
     using partition::Held;
     bool const plain =
+        !given.adds() && !taken.adds() &&
         partition::cut_between(given.gives, taken.takes, taken.partial) == Cut::none &&
         members(depth) == members(depth + 1);
     int neighbour = -1;  // position
@@ -149,14 +155,24 @@ class SectionLinks {
       }
       if (!shares_overlap(from.rows, to.rows)) continue;
       bool const same = from.member == to.member || members(depth) == 1;
-      bool const collects = given.gives == Held::columns && taken.takes == Held::whole;
       RowEdge edge{static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)};
-      edge.forward = {.used = same || collects || given.gives == Held::terms,
-                      .columns = collects,
-                      .adds = given.gives == Held::terms && from.member != 0};
-      edge.backward = {.used = same || taken.partial,
-                       .columns = collects,
-                       .adds = taken.partial && to.member != 0};
+      if (given.adds() || taken.adds()) {
+        Section const& between = given.adds() ? given : taken;
+        auto const use = [&](bool adds_up, bool adds) -> RowUse {
+          if (!adds_up) return {.used = same};
+          return {.part = TakenPart::kept, .adds = adds};
+        };
+        edge.forward = use(between.adds_forward, taken.adds() && from.member != 0);
+        edge.backward = use(between.adds_backward, given.adds() && to.member != 0);
+      } else {
+        bool const collects = given.gives == Held::columns && taken.takes == Held::whole;
+        edge.forward = {.used = same || collects || given.gives == Held::terms,
+                        .part = collects ? TakenPart::put : TakenPart::all,
+                        .adds = given.gives == Held::terms && from.member != 0};
+        edge.backward = {.used = same || taken.partial,
+                         .part = collects ? TakenPart::cut : TakenPart::all,
+                         .adds = taken.partial && to.member != 0};
+      }
       if (edge.forward.used || edge.backward.used) add_row_edge(flow_, edge);
     }
   }

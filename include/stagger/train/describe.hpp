@@ -4,8 +4,9 @@
 ///         a member of a group has.
 
 #include <cstddef>
-#include <vector>
+#include <cstdint>
 
+#include <stagger/core/list.hpp>
 #include <stagger/engine/groups.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/partition/split_plan.hpp>
@@ -44,8 +45,7 @@ inline void count_parameters(LayerParameters const& part, LayerParameters const*
       count_parameters(model.parameters[of.of(0)], of.split ? &model.parameters[of.of(1)] : nullptr,
                        chain.layers[l]);
     } else if (int const number = chain.number(l); number != last) {  // not the second one of two
-      count_parameters(model.parameters[static_cast<std::size_t>(number)], nullptr,
-                       chain.layers[l]);
+      count_parameters(model.parameters[number], nullptr, chain.layers[l]);
       last = number;
     }
   }
@@ -55,14 +55,13 @@ inline void count_parameters(LayerParameters const& part, LayerParameters const*
 /// Runs an input forward, and says how many bytes a row of each layer's output has.
 [[gnu::cold]] inline void measure_outputs(ModelState& model, void const* input,
                                           partition::SplitChain& chain) {
-  std::vector<std::size_t> const bytes = FootprintRun(model).row_bytes(input);
+  List<std::uint64_t> const bytes = FootprintRun(model).row_bytes(input);
   for (std::size_t l = 0; l < chain.layers.size(); ++l) {
     std::size_t& row = chain.layers[l].row_bytes;
     if (model.grouped == nullptr) {
       // Of a layer that groups would divide into two, only the output of the second one exists.
-      auto const number = static_cast<std::size_t>(chain.number(l));
       bool const second = l + 1 == chain.layers.size() || chain.number(l + 1) != chain.number(l);
-      if (second) row = bytes[number];
+      if (second) row = bytes[chain.number(l)];
       continue;
     }
     Grouped::Whole const& of = model.grouped->wholes[l];

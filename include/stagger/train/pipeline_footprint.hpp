@@ -86,17 +86,17 @@ class FootprintRun {
 
   /// Takes one microbatch forward alone. @return bytes of a row of each layer's output; where members
   /// have parts of it, of theirs. A value without rows counts as one row.
-  [[gnu::cold]] std::vector<std::size_t> row_bytes(void const* input) {
+  [[gnu::cold]] List<std::uint64_t> row_bytes(void const* input) {
     Footprint unused;
     unused.layers.resize(model_.layers.size());
     static_cast<void>(forward(input, unused));
-    std::vector<std::size_t> bytes;
+    List<std::uint64_t> bytes;
     for (std::size_t l = 0; l < model_.layers.size(); ++l) {
       SlotType const& type = *model_.layers[l].ops().output;
       std::size_t const rows = type.rows == nullptr ? 1 : type.rows(y_[l][0]);
       std::uint64_t const all =
           type.payload == nullptr ? type.payload_bytes : type.payload(y_[l][0]);
-      bytes.push_back(rows == 0 ? 0 : static_cast<std::size_t>(all) / rows);
+      bytes.push_back(rows == 0 ? 0 : all / rows);
     }
     return bytes;
   }

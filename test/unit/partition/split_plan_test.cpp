@@ -196,6 +196,18 @@ struct Router {
       for (std::size_t r = 0; r < rows * members; ++r)
         for (std::size_t c = 0; c < width; ++c) {
           if (!has(taken, width, to, r, c)) continue;
+          if (summands && taken == Held::whole && members > 2 && width >= members) {
+            // Its owner adds it up, and sends the sum to who wants it.
+            std::size_t owner = 0;
+            while (!has(Held::columns, width, owner, r, c)) ++owner;
+            std::size_t const from = owner == to ? members : owner;
+            for (std::size_t term = 0; term < members; ++term) {
+              if (from != members ? term != from : term == to) continue;
+              ++sent.by[term];
+              ++sent.to[to];
+            }
+            continue;
+          }
           if (!summands && has(given, width, to, r, c)) continue;
           for (std::size_t from = 0; from < members; ++from)
             if (from != to && has(given, width, from, r, c)) {

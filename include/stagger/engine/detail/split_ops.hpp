@@ -16,13 +16,31 @@ namespace stagger::detail {
 
 struct LayerOps;
 
-/// A layer before the loss whose input is the model's output, put together from members' columns or
-/// terms.
+/// A layer whose input is put together from what members have. In front of the loss that is the
+/// whole output of the model; between two layers, if only a share of the columns is, only these pass.
 template <class T> struct PutTogether {
   using Input = T;
   using Output = T;
-  void forward(Context&, T const& x, T& y, NothingSaved&) const { y = x; }
-  void backward_input(Context&, T const&, T const& dy, T& dx, NothingSaved&) const { dx = dy; }
+  static constexpr bool element_wise = true;
+  PutShare share{};
+
+  void forward(Context&, T const& x, T& y, NothingSaved&) const { pass(share.forward, x, y); }
+  void backward_input(Context&, T const&, T const& dy, T& dx, NothingSaved&) const {
+    pass(share.backward, dy, dx);
+  }
+
+ private:
+  void pass(bool own_columns, T const& from, T& to) const {
+    if (!own_columns) {
+      to = from;
+      return;
+    }
+    std::size_t const rows = Rows<T>::count(from);
+    std::size_t const all = Columns<T>::count(from);
+    IndexRange const own = features_of(share.member, share.members, all);
+    Columns<T>::resize(to, from, {rows, all});
+    Columns<T>::copy(to, {0, own.first}, from, {0, own.first}, {rows, own.size()});
+  }
 };
 template <class L> LayerOps const& ops_of();
 
@@ -39,6 +57,7 @@ template <class T> struct ColumnFunctions {
                    std::size_t count) {
     Of::take(*static_cast<T*>(to), at, rows, sources, count);
   }
+  static void* put_together(PutShare const& share) { return new PutTogether<T>{share}; }
   static std::uint64_t bytes(void const* value, Block block) {
     auto const& of = *static_cast<T const*>(value);
     std::uint64_t const elements = block.rows * block.columns;
@@ -53,8 +72,9 @@ template <class T> struct ColumnFunctions {
 
 template <class T>
 inline constexpr ColumnOps column_ops{&ColumnFunctions<T>::count, &ColumnFunctions<T>::resize,
-                                      &ColumnFunctions<T>::copy, &ColumnFunctions<T>::take,
-                                      &ColumnFunctions<T>::bytes};
+                                      &ColumnFunctions<T>::copy,  &ColumnFunctions<T>::take,
+                                      &ColumnFunctions<T>::bytes, &ColumnFunctions<T>::put_together,
+                                      &ops_of<PutTogether<T>>};
 
 /// The functions of a splittable or element-wise layer.
 struct SplitOps {
@@ -67,8 +87,6 @@ struct SplitOps {
   void* (*part)(void const* layer, int member, int members, SplitBy by) = nullptr;
   ColumnOps const* input = nullptr;
   ColumnOps const* output = nullptr;
-  LayerOps const& (*put_together)() = nullptr;  // makes the layer that puts outputs together
-  void* (*make_put_together)() = nullptr;
   /// Makes the two layers that groups take it as; null: it is one.
   void (*divide)(void const* layer, void* (&made)[2], LayerOps const* (&ops)[2]) = nullptr;
 };
@@ -89,7 +107,6 @@ template <class L> struct SplitFunctions {
     made[0] = new First(std::move(parts.first));
     made[1] = new Second(std::move(parts.second));
   }
-  static void* make_put_together() { return new PutTogether<typename L::Output>(); }
   static void* part(void const* layer, int member, int members, SplitBy by) {
     return new L(static_cast<L const*>(layer)->part(member, members, by));
   }
@@ -106,8 +123,6 @@ template <class L> constexpr SplitOps make_split_ops() {
   if constexpr (columns) {
     ops.input = &column_ops<typename L::Input>;
     ops.output = &column_ops<typename L::Output>;
-    ops.put_together = &ops_of<PutTogether<typename L::Output>>;
-    ops.make_put_together = &SplitFunctions<L>::make_put_together;
     if constexpr (ElementWiseLayer<L>) ops.element_wise = true;
     if constexpr (SplittableLayer<L>) {
       ops.inputs = &SplitFunctions<L>::inputs;

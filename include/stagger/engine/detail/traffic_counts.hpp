@@ -140,25 +140,22 @@ class TrafficCounts {
     return in.op == Op::backward || in.op == Op::backward_input;
   }
 
-  /// Adds the rows of a value that another cell takes; of gradients, perhaps only some columns.
+  /// Adds the rows of a value that another cell takes, perhaps only some columns of them.
   void add_rows(std::size_t from, std::size_t to, bool forward, std::size_t microbatch,
                 SlotType const& type, void const* value) {
     RowRange const theirs = replicas_->cells[from].rows[microbatch];
     RowRange const both = theirs.common(replicas_->cells[to].rows[microbatch]);
     if (both.count() == 0) return;
     std::uint64_t taken = bytes(type, value) * both.count() / theirs.count();
+    for (RowSource const& source : forward ? replicas_->inputs : replicas_->gradients) {
+      if (source.cell != to || source.maker != from || source.blocks == nullptr) continue;
+      std::size_t const columns = source.blocks->count(value);
+      if (columns != 0) taken = taken * source.columns(columns).size() / columns;
+      break;
+    }
     Cell const& taker = program_->cells[to];
-    if (!forward && taker.columns.size() != 0 && taker.columns.size() != taker.features &&
-        takes_columns(to))
-      taken = taken * taker.columns.size() / taker.features;
     Cell const& maker = program_->cells[from];
     total_.add(maker.rank, Grouped::kind(grouped_, maker, taker, forward), {1, taken});
-  }
-  /// Whether a cell receives only its own columns of the gradients of its output.
-  [[nodiscard]] bool takes_columns(std::size_t c) const {
-    for (RowEdge const& edge : program_->row_edges)
-      if (edge.from == c) return edge.backward.columns;
-    return false;
   }
   /// Counts a value that has just been made for the neighbouring stage.
   void give(Instruction const& in, bool forward, SlotType const& type, Places const& places,

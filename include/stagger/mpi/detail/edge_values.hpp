@@ -61,12 +61,16 @@ class EdgeValues {
     void const* from = value.places[slot];
     if (value.by_rows) {
       RowRange const rows = rows_of(value.sender, in.microbatch);
-      Taken const taken = taken_of(value, rows, in.microbatch, to);
+      std::uint32_t const columns = columns_of(value, from);
+      Taken const taken = taken_of(value, rows, in.microbatch, to, columns);
       void const* const part =
           row_splitter_.split(*value.type, from, rows, taken.rows, taken.columns);
       out.add(in.microbatch);
       out.add(part != nullptr);
-      if (part != nullptr) from = part;
+      if (part != nullptr) {
+        out.add(columns);
+        from = part;
+      }
     }
     type.write(out, from);
     return true;
@@ -85,10 +89,11 @@ class EdgeValues {
       type.read(in, value.places[slot]);
       return true;
     }
+    auto const columns = in.take<std::uint32_t>();
     RowRange const rows = rows_of(value.sender, microbatch);
     void* const part = row_splitter_.object(*value.type);
     type.read(in, part);
-    Taken const taken = taken_of(value, rows, microbatch, own);
+    Taken const taken = taken_of(value, rows, microbatch, own, columns);
     row_splitter_.put_back(*value.type, value.places[slot], rows, taken.rows, part, taken.columns);
     return true;
   }
@@ -196,10 +201,22 @@ class EdgeValues {
       if (taker_of(value, program().row_edges[e], to) != nullptr) return true;
     return false;
   }
+  [[nodiscard]] auto const& sources_of(Value const& value) const {
+    auto const& run = *machine_.run.replica_run;
+    return value.forward ? run.inputs : run.gradients;
+  }
+  /// The columns of a value of which members of a group take some; otherwise 0.
+  [[nodiscard]] std::uint32_t columns_of(Value const& value, void const* object) const {
+    for (auto const& source : sources_of(value))
+      if (source.maker == value.sender && source.blocks != nullptr)
+        return static_cast<std::uint32_t>(source.blocks->count(object));
+    return 0;
+  }
   /// The rows and columns from the first to the last that ranks of the receiver's process take from
   /// a cell; these ranks share the slot.
+  /// @param columns  as columns_of answers
   [[nodiscard]] Taken taken_of(Value const& value, RowRange rows, std::size_t microbatch,
-                               bool const* to) const {
+                               bool const* to, std::size_t columns) const {
     Taken taken{{rows.last, rows.first}, {}};
     for (RowEdge const& edge : program().row_edges) {
       Cell const* const taker = taker_of(value, edge, to);
@@ -208,13 +225,16 @@ class EdgeValues {
       if (theirs.count() == 0) continue;
       taken.rows.first = std::min(taken.rows.first, theirs.first);
       taken.rows.last = std::max(taken.rows.last, theirs.last);
-      if (value.forward || !edge.backward.columns) continue;
-      for (auto const& source : machine_.run.replica_run->gradients) {
-        if (source.cell != edge.from || source.maker != edge.to) continue;
-        auto& columns = taken.columns;
-        if (columns.ops == nullptr) columns = {source.blocks, source.of, source.has};
-        columns.of.first = std::min(columns.of.first, source.of.first);
-        columns.of.last = std::max(columns.of.last, source.of.last);
+      TakenPart const part = (value.forward ? edge.forward : edge.backward).part;
+      if (part == TakenPart::all || part == TakenPart::put) continue;
+      for (auto const& source : sources_of(value)) {
+        if (source.cell != (value.forward ? edge.to : edge.from) || source.maker != value.sender)
+          continue;
+        IndexRange const own = source.columns(columns);
+        auto& of = taken.columns;
+        if (of.ops == nullptr) of = {source.blocks, own, columns};
+        of.of.first = std::min(of.of.first, own.first);
+        of.of.last = std::max(of.of.last, own.last);
       }
     }
     if (taken.rows.first >= taken.rows.last) taken.rows = {rows.first, rows.first};
