@@ -8,7 +8,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <optional>
+#include <set>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -546,6 +549,172 @@ TEST_CASE("engine/groups: the paper's network sends as much as its formulas say"
     }
   }
   CHECK(train.traffic().of(sg::TrafficKind::activations).messages == 0);
+}
+
+namespace {
+
+/// Rows of a split layer's input or, summed over the members, of its gradient, as they are seen.
+struct SeenRows {
+  // [microbatch, the first row's number in it, member]: "rank:row of its local batch", in order
+  std::map<std::array<int, 3>, std::string> inputs, gradients;
+};
+
+/// Names the rows of a value whose first two columns are the rank and the row.
+std::string names_of(Matrix<double> const& rows, double divisor = 1) {
+  std::string names;
+  for (std::size_t r = 0; r < rows.extent(0); ++r) {
+    double const* const row = rows.data() + r * rows.extent(1);
+    names += sg::text(r == 0 ? "" : " ", row[0] / divisor, ":", row[1] / divisor);
+  }
+  return names;
+}
+
+/// Passes on what it is given, and is not split.
+struct Identity {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  SeenRows* seen;
+  double divisor;
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const { y = x; }
+  void backward_input(sg::Context& context, Input const&, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    seen->gradients[{context.microbatch(), static_cast<int>(context.first_row()), 0}] =
+        names_of(dy, divisor);
+    dx = dy;
+  }
+};
+
+/// Gives its columns of what it takes. Member m claims that the gradient is 10^m times the input.
+struct Probe {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  static constexpr std::size_t columns = 4;
+  SeenRows* seen;
+  int member = 0;
+  sg::IndexRange own{0, columns};
+  [[nodiscard]] std::size_t inputs() const { return columns; }
+  [[nodiscard]] std::size_t outputs() const { return columns; }
+  [[nodiscard]] Probe part(int number, int members, sg::SplitBy) const {
+    return {seen, number, sg::features_of(number, members, columns)};
+  }
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    seen->inputs[{context.microbatch(), static_cast<int>(context.first_row()), member}] =
+        names_of(x);
+    y.resize({x.extent(0), own.size()});
+    for (std::size_t i = 0; i < y.size(); ++i)
+      y[i] = x[i / own.size() * columns + own.first + i % own.size()];
+  }
+  void backward_input(sg::Context&, Input const& x, Output const&, Input& dx,
+                      sg::NothingSaved&) const {
+    dx.resize_like(x);
+    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = x[i] * std::pow(10.0, member);
+  }
+};
+
+/// Every member's labels must be those of its rows.
+struct Labels : sg::loss::MeanSquaredError<double> {
+  double value_and_gradient(sg::Context& context, Matrix<double> const& y, Target const& target,
+                            double scale, Matrix<double>& dy) const {
+    if (!std::equal(y.begin(), y.end(), target.begin(), target.end()))
+      throw std::runtime_error("labels of other rows");
+    return MeanSquaredError::value_and_gradient(context, y, target, scale, dy);
+  }
+};
+
+/// Ranks with a local batch each, in as many passes as a group has members: what they see.
+SeenRows rows_of(int ranks, int members, int local_batch) {
+  SeenRows seen;
+  double divisor = 0;  // of a sum over the members
+  for (int m = 0; m < members; ++m) divisor += std::pow(10.0, m);
+  auto train = sg::Pipeline{sg::Sequential{Identity{&seen, divisor}, Probe{&seen}}}.with(
+      sg::partition::LayerSplit{.group = members, .threshold = 0}, Labels{}, sg::host::Threads{1},
+      sg::Options{.replicas = {ranks}});
+  int const of_pass = local_batch / members;
+  sg::Batch<Matrix<double>, Matrix<double>> data;
+  for (int k = 0; k < members; ++k) {
+    auto& rows = data.inputs.emplace_back();
+    rows.resize({static_cast<std::size_t>(ranks * of_pass), Probe::columns});
+    rows.fill(0);
+    for (int rank = 0; rank < ranks; ++rank)
+      for (int j = 0; j < of_pass; ++j) {
+        double* const row =
+            rows.data() + static_cast<std::size_t>(rank * of_pass + j) * Probe::columns;
+        row[0] = rank;
+        row[1] = k * of_pass + j;
+      }
+    data.targets.push_back(rows);
+  }
+  sg::run(train.step(data));
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("engine/groups: members take the rows of the paper's worked examples in each pass",
+          "[engine]") {
+  using Rows = decltype(SeenRows::inputs);  // [pass, first row, member]
+  SeenRows const four = rows_of(4, 2, 4);
+  CHECK(four.inputs == Rows{{{0, 0, 0}, "0:0 0:1 1:0 1:1"},
+                            {{0, 0, 1}, "0:0 0:1 1:0 1:1"},
+                            {{0, 4, 0}, "2:0 2:1 3:0 3:1"},
+                            {{0, 4, 1}, "2:0 2:1 3:0 3:1"},
+                            {{1, 0, 0}, "0:2 0:3 1:2 1:3"},
+                            {{1, 0, 1}, "0:2 0:3 1:2 1:3"},
+                            {{1, 4, 0}, "2:2 2:3 3:2 3:3"},
+                            {{1, 4, 1}, "2:2 2:3 3:2 3:3"}});
+  CHECK(four.gradients == Rows{{{0, 0, 0}, "0:0 0:1"},  // rank r's begin at row 2 r
+                               {{0, 2, 0}, "1:0 1:1"},
+                               {{0, 4, 0}, "2:0 2:1"},
+                               {{0, 6, 0}, "3:0 3:1"},
+                               {{1, 0, 0}, "0:2 0:3"},
+                               {{1, 2, 0}, "1:2 1:3"},
+                               {{1, 4, 0}, "2:2 2:3"},
+                               {{1, 6, 0}, "3:2 3:3"}});
+  SeenRows const two = rows_of(2, 2, 2);
+  CHECK(two.inputs == Rows{{{0, 0, 0}, "0:0 1:0"},
+                           {{0, 0, 1}, "0:0 1:0"},
+                           {{1, 0, 0}, "0:1 1:1"},
+                           {{1, 0, 1}, "0:1 1:1"}});
+  CHECK(two.gradients ==
+        Rows{{{0, 0, 0}, "0:0"}, {{0, 1, 0}, "1:0"}, {{1, 0, 0}, "0:1"}, {{1, 1, 0}, "1:1"}});
+}
+
+TEST_CASE("engine/groups: in its passes a group takes each row of each member once", "[engine]") {
+  for (auto const& [members, local_batch] :
+       {std::pair{1, 3}, {2, 2}, {2, 6}, {3, 3}, {3, 6}, {4, 4}, {4, 8}}) {
+    constexpr int groups = 2;
+    CAPTURE(members, local_batch);
+    int const of_pass = local_batch / members;
+    SeenRows const seen = rows_of(groups * members, members, local_batch);
+    std::map<std::pair<int, int>, std::multiset<std::string>> taken;  // [group, member]
+    for (auto const& [at, names] : seen.inputs) {
+      auto const [pass, first_row, member] = at;
+      int const group = first_row / local_batch;
+      std::string expected;  // slot b is row k s + b mod s of member b / s
+      for (int b = 0; b < local_batch; ++b) {
+        std::string const name =
+            sg::text(group * members + b / of_pass, ":", pass * of_pass + b % of_pass);
+        expected += (b == 0 ? "" : " ") + name;
+        taken[{group, member}].insert(name);
+      }
+      CHECK(names == expected);
+    }
+    CHECK(taken.size() == static_cast<std::size_t>(groups * members));
+    for (auto const& [of, names] : taken) {
+      std::multiset<std::string> once;
+      for (int m = 0; m < members; ++m)
+        for (int row = 0; row < local_batch; ++row)
+          once.insert(sg::text(of.first * members + m, ":", row));
+      CHECK(names == once);
+    }
+    CHECK(seen.gradients.size() == static_cast<std::size_t>(groups * members * members));
+    for (auto const& [at, names] : seen.gradients) {
+      std::string expected;
+      for (int j = 0; j < of_pass; ++j)
+        expected += sg::text(j == 0 ? "" : " ", at[1] / of_pass, ":", at[0] * of_pass + j);
+      CHECK(names == expected);
+    }
+  }
 }
 
 TEST_CASE("engine/groups: members send what the plan says, whatever is split", "[engine]") {
