@@ -24,6 +24,7 @@
 #include <stagger/program/traffic.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/train/checkpoint.hpp>
+#include <stagger/train/describe.hpp>
 #include <stagger/train/pipeline.hpp>
 #include <stagger/train/pipeline_footprint.hpp>
 
@@ -363,46 +364,22 @@ TEST_CASE("mpi/groups: who holds the same piece shares its optimizer's state out
   CHECK(state_with(true) == whole / 2);
 }
 
-namespace {
-
-/// So many weights, and no work.
-struct Weights {
-  using Input = Matrix<float>;
-  using Output = Matrix<float>;
-  std::size_t in, out;
-  bool splits = true;
-  sg::Parameter<> weight;
-  Weights(std::size_t inputs_of, std::size_t outputs_of)
-      : in(inputs_of), out(outputs_of), weight("weight", inputs_of * outputs_of, &zeros, 1) {}
-  static Weights convolutions(std::size_t count, std::size_t outputs_of) {
-    Weights all(1, outputs_of);
-    all.splits = false;
-    all.weight = {"weight", count, &zeros, 1};
-    return all;
+TEST_CASE("mpi/groups: averaging sends as much as its formula says, and 2 bytes a message",
+          "[mpi]") {
+  if (processes() != 4) return;
+  for (AveragedCase const& of : averaged_cases()) {
+    CAPTURE(of.members);
+    auto train = averaged_pipeline(sg::mpi::Processes{}, of.members);
+    for (int step = 0; step < 3; ++step) sg::run(train.step(averaged_batch(step)));
+    auto const [plan, layers, numbers_of_layers] = sg::describe(train);
+    CHECK(sg::partition::averaged_elements(plan, layers, process() % of.members, 4) ==
+          static_cast<double>(of.elements));
+    auto const sent = train.traffic().of(process(), sg::TrafficKind::gradient_sums);
+    CHECK(sent.messages == 3 * of.messages);
+    CHECK(sent.bytes == 3 * (of.elements * sizeof(float) + 2 * of.messages));
+    CHECK(train.traffic().of(sg::TrafficKind::gradient_sums) == sent);
   }
-  static void zeros(std::span<float>, std::uint64_t, double) {}
-  auto parameters() { return std::tie(weight); }
-  [[nodiscard]] std::size_t inputs() const { return splits ? in : 0; }
-  [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
-  [[nodiscard]] Weights part(int member, int members, sg::SplitBy) const {
-    auto const mine =
-        sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out);
-    Weights own = *this;
-    own.out = mine.size();
-    own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
-    return own;
-  }
-  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {
-    y.resize({x.extent(0), out});
-    y.fill(0);
-  }
-  void backward(sg::Context&, Input const& x, Output const&, Input& dx, sg::NothingSaved&) const {
-    dx.resize_like(x);
-    dx.fill(0);
-  }
-};
-
-}  // namespace
+}
 
 TEST_CASE("mpi/groups: the paper's network, so many weights in a process", "[mpi]") {
   int const members = processes();

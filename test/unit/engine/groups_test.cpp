@@ -717,6 +717,26 @@ TEST_CASE("engine/groups: in its passes a group takes each row of each member on
   }
 }
 
+TEST_CASE("engine/groups: averaging sends as much as its formula says, without the way back",
+          "[engine]") {
+  for (AveragedCase const& of : averaged_cases()) {
+    CAPTURE(of.members);
+    auto train = averaged_pipeline(sg::host::Threads{1}, of.members);
+    auto const [plan, layers, numbers_of_layers] = sg::describe(train);
+    for (int step = 1; step < 4; ++step) {
+      sg::run(train.step(averaged_batch(step)));
+      for (int rank = 0; rank < 4; ++rank) {
+        auto const sent = train.traffic().of(rank, sg::TrafficKind::gradient_sums);
+        auto const steps = static_cast<std::uint64_t>(step);
+        CHECK(sent.messages == steps * of.messages / 2);
+        CHECK(sent.bytes == steps * of.elements / 2 * sizeof(float));
+        CHECK(sg::partition::averaged_elements(plan, layers, rank % of.members, 4) ==
+              static_cast<double>(of.elements));
+      }
+    }
+  }
+}
+
 TEST_CASE("engine/groups: members send what the plan says, whatever is split", "[engine]") {
   constexpr std::size_t rows = 3;  // of each rank
   for (unsigned pattern = 0; pattern < 16; ++pattern)

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/core/random.hpp>
 #include <stagger/engine/groups.hpp>
 #include <stagger/host/threads.hpp>
@@ -305,6 +307,70 @@ inline std::vector<Case> wide() {
   // All values between two stages of one position wait at once, and no other rank takes them.
   cases.push_back({.pattern = 10, .microbatches = 8, .schedule = made(LoopedBfs{}), .cuts = {4}});
   return cases;
+}
+
+/// So many weights, and no work.
+struct Weights {
+  using Input = Matrix<float>;
+  using Output = Matrix<float>;
+  std::size_t in, out;
+  bool splits = true;
+  sg::Parameter<> weight;
+  Weights(std::size_t inputs_of, std::size_t outputs_of)
+      : in(inputs_of), out(outputs_of), weight("weight", inputs_of * outputs_of, &zeros, 1) {}
+  static Weights convolutions(std::size_t count, std::size_t outputs_of) {
+    Weights all(1, outputs_of);
+    all.splits = false;
+    all.weight = {"weight", count, &zeros, 1};
+    return all;
+  }
+  static void zeros(std::span<float>, std::uint64_t, double) {}
+  auto parameters() { return std::tie(weight); }
+  [[nodiscard]] std::size_t inputs() const { return splits ? in : 0; }
+  [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
+  [[nodiscard]] Weights part(int member, int members, sg::SplitBy) const {
+    auto const mine =
+        sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out);
+    Weights own = *this;
+    own.out = mine.size();
+    own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
+    return own;
+  }
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {
+    y.resize({x.extent(0), out});
+    y.fill(0);
+  }
+  void backward(sg::Context&, Input const& x, Output const&, Input& dx, sg::NothingSaved&) const {
+    dx.resize_like(x);
+    dx.fill(0);
+  }
+};
+
+/// What each of four ranks sends in a step to average the gradients of a small network, by a
+/// reduce-scatter and an all-gather: 2 (n - 1) / n of what n ranks have.
+struct AveragedCase {
+  int members;
+  std::uint64_t elements, messages;
+};
+/// 1024 weights of convolutions, 2048 each of two layers that are split, 512 of one that is not.
+inline std::vector<AveragedCase> averaged_cases() {
+  return {{1, 6 * (1024 + 4096 + 512) / 4, 6 * 4},
+          {2, 6 * 1024 / 4 + 2 * (4096 / 2 + 512) / 2, 6 + 2 * 3},
+          {4, 6 * 1024 / 4, 6}};
+}
+template <class Device> auto averaged_pipeline(Device device, int members) {
+  return sg::Pipeline{sg::Sequential{Weights::convolutions(1024, 64), Weights{64, 32},
+                                     Weights{32, 64}, Weights{64, 8}}}
+      .with(sg::partition::LayerSplit{.group = members, .threshold = 30}, std::move(device),
+            sg::loss::MeanSquaredError<float>{},
+            sg::collective::AllReduce<sg::collective::grouping::Layerwise>{},
+            sg::Options{.replicas = {4}});
+}
+inline Batch<float> averaged_batch(int step) {
+  Batch<float> data;
+  data.inputs.push_back(numbers<float>(8, 1, static_cast<std::uint64_t>(step)));
+  data.targets.push_back(numbers<float>(8, 8, static_cast<std::uint64_t>(step) + 100));
+  return data;
 }
 
 }  // namespace split_model
