@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <tuple>
@@ -30,6 +31,7 @@
 #include <stagger/train/pipeline.hpp>
 
 #include "engine/small_model.hpp"
+#include "full.hpp"
 
 namespace split_model {
 
@@ -307,6 +309,52 @@ inline std::vector<Case> wide() {
   // All values between two stages of one position wait at once, and no other rank takes them.
   cases.push_back({.pattern = 10, .microbatches = 8, .schedule = made(LoopedBfs{}), .cuts = {4}});
   return cases;
+}
+
+/// The values of everything that may differ: members, groups, the pattern of what is split, pairs,
+/// microbatches for each member, the schedule, recomputation, positions, threads.
+inline constexpr std::array<std::size_t, 9> option_values{5, 2, 16, 2, 3, 3, 2, 2, 3};
+using Choice = std::array<std::size_t, option_values.size()>;
+
+inline Case case_of(Choice const& of) {
+  using namespace sg::schedule;
+  constexpr std::array sizes{1, 2, 3, 4, 8};
+  int const members = sizes[of[0]];
+  Case made_of{.pattern = static_cast<unsigned>(of[2]),
+               .members = members,
+               .groups = 1 + static_cast<int>(of[1]),
+               .pairs = of[3] == 1,
+               .microbatches = std::array{1, members, 2 * members}[of[4]]};
+  made_of.schedule = std::array{made(GPipe{}), made(OneFOneB{}), made(ZeroBubbleH1{})}[of[5]];
+  made_of.options.recompute = of[6] == 1;
+  if (of[7] == 1) made_of.cuts = {4};
+  return made_of;
+}
+
+/// So many choices at random that each two values of different kinds meet; in full, each three.
+inline std::vector<Choice> choices() {
+  std::set<std::array<std::size_t, 6>> met;
+  auto const meet = [&](Choice const& of) {
+    std::size_t const before = met.size();
+    for (std::size_t a = 0; a < option_values.size(); ++a)
+      for (std::size_t b = 0; b < a; ++b)
+        for (std::size_t c = 0; c < (full() ? b : 1); ++c)
+          met.insert({a, b, c, of[a], of[b], full() ? of[c] : 0});
+    return met.size() > before;
+  };
+  std::size_t end = 0;
+  for (std::size_t a = 0; a < option_values.size(); ++a)
+    for (std::size_t b = 0; b < a; ++b)
+      for (std::size_t c = 0; c < (full() ? b : 1); ++c)
+        end += option_values[a] * option_values[b] * (full() ? option_values[c] : 1);
+  std::vector<Choice> chosen;
+  for (std::uint64_t i = 0; met.size() < end; ++i) {
+    Choice of{};
+    for (std::size_t kind = 0; kind < option_values.size(); ++kind)
+      of[kind] = sg::random_bits(5, {i, kind}) % option_values[kind];
+    if (meet(of)) chosen.push_back(of);
+  }
+  return chosen;
 }
 
 /// So many weights, and no work.
