@@ -393,6 +393,27 @@ TEST_CASE("report/trace: a slice says what its weights lacked where that is know
   REQUIRE(lacked == std::map<std::string, std::string>{{"0F0", ""}, {"0F1", "3"}});
 }
 
+TEST_CASE("report/trace: a slice says how long it exchanged with its group, if it did",
+          "[report]") {
+  Timeline timeline{{{{{Kind::forward, 0, 0}, 0, 1},
+                      {{Kind::forward, 0, 1}, 1, 2},
+                      {{Kind::forward, 0, 2}, 2, 3},
+                      {{Kind::backward, 0, 0}, 3, 4}}}};
+  timeline.rows[0][1].exchange_s = 0.25;
+  timeline.rows[0][2].exchange_s = 0.5;
+  timeline.rows[0][2].action.overlaps_next = true;
+  timeline.rows[0][3].exchange_s = 1.5e-9;
+  json::Value const root = json::parse(report::perfetto(timeline));
+  std::map<std::string, std::string> exchanged;
+  for (auto const& event : root.at("traceEvents").items)
+    if (event.has("cat") && event.at("cat").text == "compute")
+      exchanged[event.at("name").text] =
+          event.at("args").has("exchange_us") ? event.at("args").at("exchange_us").text : "";
+  CHECK(exchanged ==
+        std::map<std::string, std::string>{
+            {"0F0", ""}, {"0F1", "250000.000"}, {"0F2", "500000.000"}, {"0B0", "0.002"}});
+}
+
 TEST_CASE("report/trace: impossible times are refused", "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);
   std::vector<double> starts{0, 1};
@@ -417,6 +438,9 @@ TEST_CASE("report/trace: impossible times are refused", "[report]") {
   CHECK_THAT(attempt(), Catch::Contains("nan"));
   timeline.rows[1][2].end_s = std::numeric_limits<double>::infinity();
   CHECK_THAT(attempt(), Catch::Contains("inf"));
+  timeline.rows[1][2] = {timeline.rows[1][2].action, 0, 1};
+  timeline.rows[1][2].exchange_s = std::numeric_limits<double>::quiet_NaN();
+  CHECK(attempt() == "action 1B0 of rank 1 exchanges for nan s; give a finite time, in seconds");
 }
 
 TEST_CASE("report/trace: a trace of nothing is still a trace", "[report]") {

@@ -29,6 +29,7 @@ struct Block {
   Half half = Half::none;
   bool repeated = false;  // a forward run again by recomputation
   int lacked = -1;        // as of its span
+  double exchange_s = 0;  // likewise
 };
 
 /// First start and last end of what occupies the ranks of a timeline or a row: compute actions,
@@ -51,10 +52,14 @@ inline void require_times(schedule::Timeline const& timeline) {
     for (schedule::Span const& span : timeline.rows[r]) {
       bool const sane =
           std::fabs(span.start_s) <= 4e9 && std::fabs(span.end_s) <= 4e9;  // false for NaN
-      if (sane && span.start_s <= span.end_s) continue;
-      raise(Errc::bad_data, "action ", schedule::to_string(span.action), " of rank ", r,
-            " runs from ", format_shortest(span.start_s), " s to ", format_shortest(span.end_s),
-            " s; give finite times, in seconds, and no end before its start");
+      if (!sane || span.start_s > span.end_s)
+        raise(Errc::bad_data, "action ", schedule::to_string(span.action), " of rank ", r,
+              " runs from ", format_shortest(span.start_s), " s to ", format_shortest(span.end_s),
+              " s; give finite times, in seconds, and no end before its start");
+      if (!(std::fabs(span.exchange_s) <= 4e9))
+        raise(Errc::bad_data, "action ", schedule::to_string(span.action), " of rank ", r,
+              " exchanges for ", format_shortest(span.exchange_s),
+              " s; give a finite time, in seconds");
     }
   }
 }
@@ -66,8 +71,8 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
   auto const emit_pair = [&](schedule::Span const& second) {
     double const start = std::min(pending.start_s, second.start_s);
     double const end = std::max(pending.end_s, second.end_s);
-    f(Block{pending.action, start, end, Half::first});
-    f(Block{second.action, start, end, Half::second});
+    f(Block{pending.action, start, end, Half::first, false, -1, pending.exchange_s});
+    f(Block{second.action, start, end, Half::second, false, -1, second.exchange_s});
     open = false;
   };
   for (schedule::Span const& span : row) {
@@ -77,10 +82,12 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
     } else if (open) {
       emit_pair(span);
     } else if (span.action.overlaps_next) {
-      pending = Block{span.action, span.start_s, span.end_s, Half::none};
+      pending =
+          Block{span.action, span.start_s, span.end_s, Half::none, false, -1, span.exchange_s};
       open = true;
     } else {
-      f(Block{span.action, span.start_s, span.end_s, Half::none, span.repeated, span.lacked});
+      f(Block{span.action, span.start_s, span.end_s, Half::none, span.repeated, span.lacked,
+              span.exchange_s});
     }
   }
   if (open) f(pending);  // the row ended in the middle of a pair

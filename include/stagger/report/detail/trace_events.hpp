@@ -12,6 +12,14 @@
 
 namespace stagger::report::detail {
 
+/// A time in microseconds, exact to the nanosecond.
+[[nodiscard]] inline std::string microseconds(std::int64_t ns) {
+  std::string digits = std::to_string(ns < 0 ? -ns : ns);
+  if (digits.size() < 4) digits.insert(0, 4 - digits.size(), '0');
+  digits.insert(digits.size() - 3, 1, '.');
+  return (ns < 0 ? "-" : "") + digits;
+}
+
 /// Writes events one after the other. Times are nanoseconds from the beginning of the trace.
 class TraceEvents {
  public:
@@ -73,12 +81,8 @@ class TraceEvents {
     if (tid != 0) text_ += text(",\"tid\":", tid);
   }
 
-  /// A time in microseconds, exact to the nanosecond.
   void time(char const* key, std::int64_t ns) {
-    std::string digits = std::to_string(ns < 0 ? -ns : ns);
-    if (digits.size() < 4) digits.insert(0, 4 - digits.size(), '0');
-    digits.insert(digits.size() - 3, 1, '.');
-    text_ += text(",\"", key, ns < 0 ? "\":-" : "\":", digits);
+    text_ += text(",\"", key, "\":", microseconds(ns));
   }
 
   std::string text_ = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";

@@ -78,6 +78,7 @@ class TraceWriter {
     Half half = Half::none;
     bool repeated = false;
     int lacked = -1;
+    std::int64_t exchange_ns = 0;
   };
   struct Lane {
     int tid = 0;
@@ -104,7 +105,8 @@ class TraceWriter {
                   0,
                   block.half,
                   block.repeated,
-                  block.lacked};
+                  block.lacked,
+                  to_ns(block.exchange_s)};
       if (block.half == Half::second) {  // inside the first half, from its second nanosecond on
         slice.start_ns = slices_.back().start_ns + 1;
         slice.end_ns = slices_.back().end_ns;
@@ -161,15 +163,18 @@ class TraceWriter {
 
   void write_slice(Slice const& slice, int tid, long long number) {
     schedule::Action const& action = slice.action;
-    events_.slice(tid, slice.start_ns, slice.end_ns,
-                  schedule::to_string(action) + (slice.repeated ? " again" : ""),
-                  schedule::is_compute(action.kind) ? "compute"
-                  : schedule::travels(action.kind)  ? "message"
-                                                    : "reduction",
-                  text(",\"args\":{\"stage\":", action.stage, ",\"microbatch\":", action.microbatch,
-                       action.slice != 0 ? text(",\"slice\":", action.slice) : std::string(),
-                       slice.lacked >= 0 ? text(",\"lacked\":", slice.lacked) : std::string(),
-                       ",\"step\":", number, "}"));
+    events_.slice(
+        tid, slice.start_ns, slice.end_ns,
+        schedule::to_string(action) + (slice.repeated ? " again" : ""),
+        schedule::is_compute(action.kind) ? "compute"
+        : schedule::travels(action.kind)  ? "message"
+                                          : "reduction",
+        text(",\"args\":{\"stage\":", action.stage, ",\"microbatch\":", action.microbatch,
+             action.slice != 0 ? text(",\"slice\":", action.slice) : std::string(),
+             slice.lacked >= 0 ? text(",\"lacked\":", slice.lacked) : std::string(),
+             slice.exchange_ns > 0 ? text(",\"exchange_us\":", microseconds(slice.exchange_ns))
+                                   : std::string(),
+             ",\"step\":", number, "}"));
   }
 
   /// Microbatches in flight on a rank: up when an F has run, down when a B or W has.
