@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/engine/groups.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/partition/layer_split.hpp>
@@ -139,27 +141,36 @@ TEST_CASE("vgg/model: groups that share dense layers allocate nothing after the 
   auto const data = vgg::make_textures(1, 40, 10);
   vgg::Batch batch;
   data.training.draw(1, 0, minibatch, batch);
+  auto const steps = [&](auto& train, int count) {
+    return allocations_of([&] {
+      for (int step = 0; step < count; ++step) stagger::run(train.step(batch));
+    });
+  };
   for (int const threads : {1, 2})
     for (char const* const schedule : {"1f1b", "zb-h1"}) {
       using stagger::partition::Update;
+      namespace collective = stagger::collective;
       CAPTURE(threads, schedule);
-      auto train = pipeline(minibatch).with(
-          stagger::partition::LayerSplit{.group = 2, .threshold = 0},
-          stagger::schedule::Named{.name = schedule}, sgd, stagger::loss::CrossEntropy<float>{},
-          stagger::host::Threads{threads}, stagger::Options{.clip_norm = 1, .replicas = {4}});
-      for (int step = 0; step < 7; ++step)  // until the grouping of sums is decided
-        stagger::run(train.step(batch));
-      REQUIRE(allocations_of([&] {
-                for (int step = 0; step < 3; ++step) stagger::run(train.step(batch));
-              }) == 0);
-      auto each_pass = pipeline(minibatch).with(
-          stagger::partition::LayerSplit<>{.group = 2, .threshold = 0, .update = Update::each_pass},
-          stagger::schedule::Named{.name = schedule}, sgd, stagger::loss::CrossEntropy<float>{},
-          stagger::host::Threads{threads}, stagger::Options{.replicas = {2}});
-      for (int step = 0; step < 7; ++step) stagger::run(each_pass.step(batch));
-      REQUIRE(allocations_of([&] {
-                for (int step = 0; step < 3; ++step) stagger::run(each_pass.step(batch));
-              }) == 0);
+      auto const make = [&](Update update, int ranks, auto const& sums) {
+        stagger::Options options{.replicas = {ranks}};
+        if (update == Update::accumulate) options.clip_norm = 1;
+        return pipeline(minibatch).with(
+            stagger::partition::LayerSplit<>{.group = 2, .threshold = 0, .update = update},
+            stagger::schedule::Named{.name = schedule}, sgd, stagger::loss::CrossEntropy<float>{},
+            stagger::host::Threads{threads}, options, sums);
+      };
+      for (auto const& [update, ranks] :
+           {std::pair{Update::accumulate, 4}, {Update::each_pass, 2}}) {
+        auto layerwise =
+            make(update, ranks, collective::AllReduce<collective::grouping::Layerwise>{});
+        steps(layerwise, 1);
+        CHECK(steps(layerwise, 9) == 0);
+        auto train = make(update, ranks, collective::AllReduce<>{});
+        steps(train, 1);
+        CHECK(steps(train, 4) == 0);
+        steps(train, 1);  // which lays out a program anew, since the grouping of sums is decided
+        CHECK(steps(train, 4) == 0);
+      }
     }
 }
 #endif
