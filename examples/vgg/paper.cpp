@@ -104,18 +104,24 @@ std::string claims_of_split_brain() {
   };
 
   auto const groups = sizes();
+  auto const published = [](int members) -> std::string {
+    for (auto const& row : table_2)
+      if (row.ranks == cluster_ranks && row.members == members)
+        return format_fixed(row.images_s, 2);
+    return "-";
+  };
   auto const saved = [&](std::size_t size) {
     return 100 * (1 - static_cast<double>(groups[size].parameters) /
                           static_cast<double>(groups[0].parameters));
   };
   report::TextTable figures({"members", "parameters of a rank", "saved", "sent in groups",
-                             "sent to average", "images/s"});
+                             "sent to average", "published images/s", "images/s"});
   bool more = true;
   bool trade = true;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     GroupSize const& of = groups[i];
     figures.add({std::to_string(of.members), std::to_string(of.parameters), percent(saved(i)),
-                 format_fixed(of.exchanged, 0), format_fixed(of.averaged, 0),
+                 format_fixed(of.exchanged, 0), format_fixed(of.averaged, 0), published(of.members),
                  format_fixed(of.images_s, 1)});
     if (i == 0) continue;
     more = more && of.exchanged > groups[i - 1].exchanged && of.averaged < groups[i - 1].averaged;
