@@ -28,7 +28,7 @@
 ///
 /// | member | when it is asked | |
 /// |---|---|---|
-/// | `synchronous` | compiling `with` | true: the other members are not needed |
+/// | `synchronous` | compiling `with` | true: `microbatches` and `version` are not needed |
 /// | `microbatches()` | once, in `with` | how many microbatches make a minibatch, >= 1 |
 /// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights that it sees contain: 0 to `available`, the number that the stage has made when its forward runs |
 /// | `pushes` | once, in `with` | of a model of several workers: gradients, changes or weights; weights only if static constexpr |
@@ -53,8 +53,10 @@
 ///   int version(int, int available) const { return available / 2 * 2; }
 /// };
 /// @endcode
-/// A type that lacks a member gets "stagger: not a StalenessPolicy: it needs ...", which names it;
-/// a version that has not been made yet gets an Error that names stage and microbatch.
+/// A type that lacks a member gets "stagger: not a StalenessPolicy: it needs ...", which names it,
+/// or, with some of the last four members but not all, "stagger: not a staleness model of several
+/// workers: it needs ..."; a version that has not been made yet gets an Error that names stage and
+/// microbatch.
 
 #include <stagger/core/requirements.hpp>
 

@@ -76,6 +76,18 @@ template <class P> struct NotAStalenessModel {
                 "microbatches() const' and 'int version(int minibatch, int available) const'");
 };
 
+/// Whether a staleness model has any of the members of one of several workers, of whatever type.
+template <class P>
+inline constexpr bool has_worker_member = requires { &P::pushes; } || requires { &P::adds; } ||
+                                          requires { &P::minibatches; } || requires { &P::needs; };
+template <class P> struct NotAWorkersModel {
+  static constexpr bool complete = !has_worker_member<P> || ExchangingPolicy<P>;
+  static_assert(complete,
+                "stagger: not a staleness model of several workers: it needs 'staleness::Pushes "
+                "pushes', 'staleness::Adds adds', 'int minibatches() const' and 'int needs(int "
+                "minibatch) const'; a model of one pipeline has none of them");
+};
+
 template <class P> struct NotAPartitioner {
   static constexpr bool holds = PartitionPolicy<P>;
   static_assert(holds,

@@ -88,8 +88,9 @@ template <class P> struct CheckPolicy<P, StalenessTag> {
     else
       return false;
   }
-  using type =
-      typename First<Unless<holds(), NotAStalenessModel<P>>, typename FaultOf<P>::type>::type;
+  using type = typename First<
+      Unless<holds(), NotAStalenessModel<P>>, typename FaultOf<P>::type,
+      Unless<!has_worker_member<P> || ExchangingPolicy<P>, NotAWorkersModel<P>>>::type;
 };
 template <class P>
 struct CheckPolicy<P, PartitionTag> : First<Unless<PartitionPolicy<P>, NotAPartitioner<P>>> {};
