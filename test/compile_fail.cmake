@@ -5,7 +5,7 @@
 # `// expect-error: <regular expression>` asks for, the first of them in its first error. Failing alone is not
 # enough: a typo fails as well. Each line `// flags: <flags>` makes a case of its own,
 # compiled with these flags too; a line `// accepted: <flags>` names flags with which it does compile. A line
-# `// expect-error -DNAME: <regular expression>` makes a case of its own with this macro and this first error.
+# `// expect-error -DNAME=value: <regular expression>` makes a case of its own with this macro and this first error.
 #
 # PRECOMPILED/<compiler> holds <stagger/stagger.hpp> precompiled, for sources that include it first. Where a source
 # has a line `// mistake: <group>: <what>`, each compiler says it in at most 20 lines, and the sentence of the first is
@@ -16,7 +16,7 @@ set(most_lines 20)
 
 file(STRINGS ${SOURCE} wanted REGEX "^// expect-error: ")
 list(TRANSFORM wanted REPLACE "^// expect-error: " "")
-file(STRINGS ${SOURCE} mistakes REGEX "^// expect-error -D[A-Z][A-Z_]*: ")
+file(STRINGS ${SOURCE} mistakes REGEX "^// expect-error -D")
 if(NOT wanted AND NOT mistakes)
   message(FATAL_ERROR "${SOURCE} has no line '// expect-error: <regular expression>'")
 endif()
@@ -26,7 +26,7 @@ set(ENV{LC_ALL} C)
 
 function(compile compiler flags)
   separate_arguments(list UNIX_COMMAND "${flags}")
-  if(flags MATCHES "^(-D[A-Z][A-Z_]*)?$" AND includes MATCHES "^#include <stagger/stagger\\.hpp>")
+  if(flags MATCHES "^(-D[A-Z][A-Z_]*(=[a-z_]+)?)?$" AND includes MATCHES "^#include <stagger/stagger\\.hpp>")
     cmake_path(GET compiler FILENAME name)
     if(EXISTS ${PRECOMPILED}/${name}/stagger.pch)
       list(APPEND list -include-pch ${PRECOMPILED}/${name}/stagger.pch)
@@ -83,7 +83,7 @@ foreach(compiler IN LISTS COMPILERS)
     check(${compiler} "${flags}" "${wanted}")
   endforeach()
   foreach(case IN LISTS mistakes)
-    string(REGEX MATCH "^// expect-error (-D[A-Z][A-Z_]*): (.*)$" case "${case}")
+    string(REGEX MATCH "^// expect-error (-D[^ ]+): (.*)$" case "${case}")
     check(${compiler} ${CMAKE_MATCH_1} "${CMAKE_MATCH_2}")
   endforeach()
   foreach(flags IN LISTS accepted)

@@ -17,17 +17,18 @@ namespace stagger {
 
 namespace detail {
 
-/// What `advance` requires of a back end that runs instructions one by one. Signals are counters
+/// What `go_on` requires of a back end that runs instructions one by one. Signals are counters
 /// that are 0 at the beginning of a step; each is given by only one rank.
 template <class B>
 concept Interpreter = requires(B& backend, RankState& rank, Wait const& wait, std::uint32_t signal,
-                               Instruction const& in) {
+                               Instruction const& in, std::exception_ptr why) {
   { backend.ready(wait) } -> std::same_as<bool>;  // whether the signal was given that often
   {
     backend.give(rank, signal)
   } -> std::same_as<void>;  // gives it once more, after all that the rank has done
   { backend.execute(rank, in) } -> std::same_as<void>;  // carries out one instruction
   { backend.stopping() } -> std::same_as<bool>;         // whether the step has failed
+  { backend.fail(why) } noexcept;                       // ends the step
   {
     B::timed
   } -> std::convertible_to<bool>;  // whether an instruction takes time after it was carried out
@@ -68,14 +69,55 @@ template <Interpreter B> Progress advance(B& backend, RankState& rank) {
   }
 }
 
+/// The compiler error for a back end that calls `go_on` without what it needs.
+template <class B> struct NotAnInterpreter {
+  static constexpr bool ready = requires(B& backend, Wait const& wait) {
+    { backend.ready(wait) } -> std::same_as<bool>;
+  };
+  static constexpr bool give = requires(B& backend, RankState& rank) {
+    { backend.give(rank, std::uint32_t{}) } -> std::same_as<void>;
+  };
+  static constexpr bool execute = requires(B& backend, RankState& rank, Instruction const& in) {
+    { backend.execute(rank, in) } -> std::same_as<void>;
+  };
+  static constexpr bool stopping = requires(B& backend) {
+    { backend.stopping() } -> std::same_as<bool>;
+  };
+  static constexpr bool fail = requires(B& backend, std::exception_ptr why) {
+    { backend.fail(why) } noexcept;
+  };
+  static_assert(ready,
+                "stagger: not a Backend for go_on: it needs 'bool ready(Wait const&)', whether the "
+                "signal was given that often");
+  static_assert(!ready || give,
+                "stagger: not a Backend for go_on: it needs 'void give(RankState&, std::uint32_t "
+                "signal)'");
+  static_assert(!ready || !give || execute,
+                "stagger: not a Backend for go_on: it needs 'void execute(RankState&, Instruction "
+                "const&)'");
+  static_assert(!ready || !give || !execute || stopping,
+                "stagger: not a Backend for go_on: it needs 'bool stopping()', whether the step "
+                "has failed");
+  static_assert(!ready || !give || !execute || !stopping || fail,
+                "stagger: not a Backend for go_on: it needs 'void fail(std::exception_ptr why) "
+                "noexcept'");
+  static_assert(!ready || !give || !execute || !stopping || !fail,
+                "stagger: not a Backend for go_on: it needs 'static constexpr bool timed', false "
+                "if an instruction is done once execute returns");
+};
+
 /// `advance`, which passes exceptions of stages to the back end.
-template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
-  try {
-    return advance(backend, rank);
-  } catch (...) {
-    backend.fail(std::current_exception());
-    return Progress::stopped;
+template <class B> Progress go_on(B& backend, RankState& rank) noexcept {
+  if constexpr (Interpreter<B>) {
+    try {
+      return advance(backend, rank);
+    } catch (...) {
+      backend.fail(std::current_exception());
+    }
+  } else {
+    static_cast<void>(NotAnInterpreter<B>{});  // its static_assert says what is wrong
   }
+  return Progress::stopped;
 }
 
 /// Carries out a compute instruction of a rank whose actions are recorded or counted.

@@ -14,8 +14,8 @@
 /// | nccl::Gpus{...} | in several processes, each with a GPU | GPUs are on several machines |
 /// | mpi::Processes{} | in processes, on several machines | one machine is not enough |
 ///
-/// A back end, from the constructor to the last step (detail::Backend below, and engine/backend.hpp
-/// to write one with):
+/// A back end, from the constructor to the last step (engine/backend.hpp, to write one with, and
+/// engine/detail/not_a_backend.hpp, its requirements and those of each trait):
 ///
 /// | call | when | what it does |
 /// |---|---|---|
@@ -25,20 +25,31 @@
 /// | start(then) | each step that a coroutine awaits | the same without holding the caller; false: it is done already, else resumes `then` |
 /// | begin(), drive_together() | devices that share a virtual time: each step | takes part; goes on until some step ends |
 /// | fail(why) | whenever anything throws, by any thread | the step ends as soon as it can; the first failure is told |
-/// | ready, give, execute, stopping | each instruction | what `advance` needs; devices that enqueue have their own loop |
+/// | ready, give, execute, stopping, timed | each instruction | what `go_on` needs; devices that enqueue have their own loop |
+/// | gather_parameters(to) | devices whose parameters the host must fetch: before it reads them | brings them to process `to`, below 0 to all |
+/// | visit_parameters(to, visit) | devices that hold their own stages: all processes call it between steps | calls `visit` for each parameter in process `to`; returns whether that is this one |
 ///
 /// The engine promises: one step at a time; `load` and `drive` never run at the same time; a
 /// program was checked before it is loaded; steps after the first of a program allocate nothing.
 /// What a device can do beyond that is a member of `traits`, and is checked against its functions.
+///
+/// In examples/15_own_device.cpp, with the back end:
+/// @code
+/// struct Logged {
+///   using policy_tag = sg::DeviceTag;
+///   using Backend = LoggingBackend;
+///   static constexpr sg::DeviceTraits traits{};
+///   std::string* log = nullptr;  ///< must outlive the pipeline
+///   int places() const noexcept { return 1; }
+/// };
+/// @endcode
+/// A type that lacks a member gets "stagger: not a DevicePolicy: it needs ...", its back end
+/// "stagger: not a Backend: it needs ...", and a trait without its functions, or functions without
+/// their trait, "stagger: DeviceTraits::captures is for back ends with ...".
 
 #include <stagger/core/requirements.hpp>
 
 #include <concepts>
-#include <coroutine>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <vector>
 
 namespace stagger {
 
@@ -62,7 +73,8 @@ struct DeviceTraits {
   bool sums_by_library = false;  ///< has collective::By::library: sums by a call of MPI or NCCL
   bool shards_states = false;    ///< each rank keeps the optimizer's state of what it updates alone
   bool keeps_whole_states = false;  ///< cannot share the optimizer's state out
-  bool holds_own_stages = false;    ///< a process holds the parameters of its own ranks alone
+  bool holds_own_stages =
+      false;  ///< VisitsParameters: a process holds the parameters of its own ranks alone
   bool gathers_parameters =
       false;                ///< GathersParameters: parameters must be fetched before they are read
   bool runs_ahead = false;  ///< RunsAhead: `enqueue` lets the host prepare steps while others run
@@ -84,52 +96,4 @@ concept DevicePolicy = std::copyable<D> && std::same_as<typename D::policy_tag, 
                          } -> std::same_as<int>;  // for ranks; INT_MAX: as many as there are ranks
                        };
 
-namespace detail {
-
-/// The requirements of a session on every back end.
-template <class B>
-concept Backend = requires(B& backend, std::vector<int> const& place, std::coroutine_handle<> then,
-                           std::exception_ptr failure) {
-  backend.load(place);  // the machine's program is the next to run; rank r at place[r]
-  backend.drive();      // runs a step to its end
-  { backend.start(then) } -> std::same_as<bool>;  // the same on its own; false: done already
-  { backend.fail(failure) } noexcept;             // by any thread, at any time
-};
-
-/// A back end that can have several steps in flight, each in one of the `slots()` of a ring, which
-/// are numbered from 0.
-template <class B>
-concept RunsAhead = requires(B& backend, B const& seen, std::size_t slot, double* losses) {
-  { seen.runs_ahead() } -> std::same_as<bool>;  // in the mode that was asked for
-  { seen.slots() } -> std::same_as<std::size_t>;
-  backend.enqueue(slot);
-  { backend.finished(slot) } -> std::same_as<bool>;  // whether the device has finished that step
-  { backend.await(slot, std::int64_t{}) } noexcept -> std::same_as<std::exception_ptr>;
-  { seen.results(slot, losses) } -> std::same_as<double>;  // the norm of the gradients
-  seen.require_present();                                  // throws where the device is lost
-};
-
-/// A back end of several processes, which begin each numbered request together.
-template <class B>
-concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr why) {
-  backend.open(std::uint32_t{}, true);         // true: no step follows
-  { backend.give_up(why) } noexcept;           // this process cannot; the others are told
-  { seen.must_load() } -> std::same_as<bool>;  // whether the others may have loaded another program
-};
-
-/// A back end whose steps may share one virtual time with those of others, on one thread. It also
-/// has `static carry(device, link)`, which gives a link to a parameter server that takes such time.
-template <class B>
-concept SharesTime = requires(B& backend) {
-  { backend.begin() } noexcept;                        // the step takes part from now on
-  { backend.drive_together() } -> std::same_as<bool>;  // StepOwner::drive_together
-};
-
-/// A back end that must fetch parameters before they are read on the host.
-template <class B>
-concept GathersParameters = requires(B& backend) {
-  backend.gather_parameters(0);  // to this process; below 0: to all
-};
-
-}  // namespace detail
 }  // namespace stagger

@@ -122,7 +122,7 @@ template <class Device>
     raise(Errc::bad_configuration, "nothing cuts this Sequential of ",
           counted(layers.size(), "layer"), " into stages for the ", counted(offered, "place"),
           " of the device; add a partitioner, such as partition::Even{",
-          std::min(layers.size(), static_cast<std::size_t>(offered)), "}, or use one place");
+          std::min(static_cast<int>(layers.size()), offered), "}, or use one place");
   if (!(options.deadline_s > 0))
     raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
           " s would end every step; use a positive time");
@@ -149,7 +149,7 @@ template <class Device>
 
 template <class Device>
 std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers, Setup& setup) {
-  if constexpr (BackendFacts<Device>::fit) {
+  if constexpr (BackendFacts<Device>::fault == BackendFault::none) {
     return make_fitting_session(device, std::move(layers), setup);
   } else {
     static_cast<void>(NotABackend<Device>{});  // the static_assert says what is wrong

@@ -35,9 +35,12 @@ template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = tr
     raise(Errc::bad_configuration, "a pipeline of 0 stages cannot be run; give at least 1 layer");
 }
 
-/// The device, told the types of the layers if it asks for them.
+/// The device, told the types of the layers if it asks for them. `make_session` refuses one that
+/// asks and cannot be told.
 template <class Layers, class Device> [[nodiscard]] Device with_layer_types(Device device) {
-  if constexpr (Device::traits.takes_layer_types) device.template use_layers<Layers>();
+  if constexpr (Device::traits.takes_layer_types &&
+                requires { device.template use_layers<Layers>(); })
+    device.template use_layers<Layers>();
   return device;
 }
 
