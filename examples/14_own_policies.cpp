@@ -59,7 +59,8 @@ struct RoundRobin {
 // Sign descent: every value moves by the same amount, against the sign of its gradient.
 struct SignDescent {
   using policy_tag = sg::OptimizerTag;
-  static constexpr int states = 0;  // values kept for each value of a parameter
+  static constexpr int states = 0;            // values kept for each value of a parameter
+  static constexpr bool element_wise = true;  // no element depends on another one
   double rate = 1e-3;
   template <class T>
   void update(sg::OptimizerView<T> const& v, double, std::int64_t) const noexcept {

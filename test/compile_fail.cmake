@@ -26,7 +26,7 @@ set(ENV{LC_ALL} C)
 
 function(compile compiler flags)
   separate_arguments(list UNIX_COMMAND "${flags}")
-  if(flags MATCHES "^(-D[A-Z][A-Z_]*(=[a-z_]+)?)?$" AND includes MATCHES "^#include <stagger/stagger\\.hpp>")
+  if(flags MATCHES "^(-D[A-Z][A-Z_]*(=[A-Za-z_]+)?)?$" AND includes MATCHES "^#include <stagger/stagger\\.hpp>")
     cmake_path(GET compiler FILENAME name)
     if(EXISTS ${PRECOMPILED}/${name}/stagger.pch)
       list(APPEND list -include-pch ${PRECOMPILED}/${name}/stagger.pch)

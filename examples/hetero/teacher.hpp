@@ -141,6 +141,7 @@ template <std::size_t size> struct Bias {
 struct HalvingSgd {
   using policy_tag = sg::OptimizerTag;
   static constexpr int states = 0;
+  static constexpr bool element_wise = true;
   double rate = 0.1;
   double steps = 1e9;
   template <class T>

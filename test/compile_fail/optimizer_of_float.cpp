@@ -9,6 +9,7 @@
 struct Mine {
   using policy_tag = sg::OptimizerTag;
   static constexpr int states = 0;
+  static constexpr bool element_wise = true;
   void update(sg::OptimizerView<float> const& v, double scale, std::int64_t) const noexcept {
     for (std::size_t i = 0; i < v.size; ++i)
       v.next[i] = v.value[i] - static_cast<float>(scale) * v.gradient[i];

@@ -9,6 +9,7 @@
 struct Mine {
   using policy_tag = sg::OptimizerTag;
   static constexpr int states = 3;
+  static constexpr bool element_wise = true;
   template <class T>
   void update(sg::OptimizerView<T> const& v, double scale, std::int64_t) const noexcept {
     for (std::size_t i = 0; i < v.size; ++i)

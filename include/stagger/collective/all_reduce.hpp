@@ -3,6 +3,7 @@
 /// @file   The all-reduce of the gradients of a stage's replicas.
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include <stagger/collective/grouping/optimal.hpp>
@@ -40,6 +41,10 @@ template <GroupingPolicy G = grouping::Optimal> struct AllReduce {
 
  private:
   static constexpr bool uses_times() noexcept {
+    static_assert(
+        !requires { &G::uses_times; } || requires { typename std::bool_constant<G::uses_times>; },
+        "stagger: not a GroupingPolicy: its 'uses_times' must be 'static constexpr bool "
+        "uses_times'");
     if constexpr (requires { G::uses_times; }) return G::uses_times;
     return true;
   }

@@ -222,8 +222,8 @@ template <bool changes, class P, bool words = true>
   if constexpr (words)
     call.words = [](void const* erased) { return policy_words(*static_cast<P const*>(erased)); };
   call.states = P::states;
-  if constexpr (requires { P::element_wise; }) call.element_wise = P::element_wise;
-  if constexpr (requires { P::enqueues; }) call.enqueued_bytes = sizeof(P);
+  call.element_wise = P::element_wise;
+  if constexpr (updates_by_kernel<P>) call.enqueued_bytes = sizeof(P);
   return call;
 }
 

@@ -127,6 +127,11 @@ template <class T> constexpr SlotType make_slot_type() {
     type.rows = &Functions::rows;
     type.resize_rows = &Functions::resize_rows;
     type.copy_rows = &Functions::copy_rows;
+    static_assert(
+        !requires { &T::rows_on_stream; } ||
+            requires { typename std::bool_constant<T::rows_on_stream>; },
+        "stagger: 'rows_on_stream' of an activation must be 'static constexpr bool "
+        "rows_on_stream', true if copy_rows enqueues the copy");
     if constexpr (requires { T::rows_on_stream; }) type.rows_on_stream = T::rows_on_stream;
   }
   return type;

@@ -1,8 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Optimizers: the concept, stochastic gradient descent with momentum, and AdamW.
+/// @file   The optimizer axis: how parameters are updated; stochastic gradient descent, and AdamW.
 /// @source I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
 /// algorithm 2.
+///
+/// | optimizer | take it when |
+/// |---|---|
+/// | optimizer::Sgd{.rate = 0.1, .momentum = 0.9} | in doubt (the default, without momentum); one value of state |
+/// | optimizer::AdamW{.rate = 1e-3} | gradients differ much in size, as in a transformer; two values of state |
+/// | cuda::Enqueued<Rule, Launch>{rule} | parameters are on a GPU: the same rules, as kernels |
+///
+/// | member | when it is asked | |
+/// |---|---|---|
+/// | `states` | compiling `with` | how many values of state it keeps for each value of a parameter, 0 to 2 |
+/// | `element_wise` | once, in `with` | whether it updates every element independently of the others; if not, it is refused where ranks or workers each update a part of a parameter |
+/// | `update(view, gradient_scale, step)` | for each parameter, or part of one, once its gradient is complete | writes `next`, and the state |
+/// | `change(view, gradient_scale, step)` | likewise, of workers that push changes; optional | writes to `next` what `update` would add to `value`; without it, the engine subtracts |
+/// | `fields()` | where processes or workers compare its numbers; optional | `std::tie` of all of them; processes need it unless all members are double, or all are float |
+/// | `enqueues` | compiling `with`; optional | true: `update` enqueues a kernel, as that of cuda::Enqueued |
+///
+/// Gradients are multiplied by `gradient_scale` (clipping) before use; `step` counts from 1. A
+/// member may be changed between steps, through `Trainer::optimizer`.
+///
+/// The engine promises: state is zero before the first step; the gradient is complete, over all
+/// microbatches and replicas; `next` is `value` itself, or does not overlap it. As `update` may run
+/// on several threads at once, it is const; as the step is already decided, it cannot throw.
+///
+/// In examples/14_own_policies.cpp:
+/// @code
+/// struct SignDescent {
+///   using policy_tag = sg::OptimizerTag;
+///   static constexpr int states = 0;            // values kept for each value of a parameter
+///   static constexpr bool element_wise = true;  // no element depends on another one
+///   double rate = 1e-3;
+///   template <class T>
+///   void update(sg::OptimizerView<T> const& v, double, std::int64_t) const noexcept {
+///     for (std::size_t i = 0; i < v.size; ++i) {
+///       T const sign = static_cast<T>((v.gradient[i] > 0) - (v.gradient[i] < 0));
+///       v.next[i] = v.value[i] - static_cast<T>(rate) * sign;
+///     }
+///   }
+/// };
+/// @endcode
+/// A type that lacks a member gets "stagger: not an OptimizerPolicy: it needs ...", which names it.
 
 #include <array>
 #include <concepts>
@@ -18,7 +58,7 @@ namespace stagger {
 /// Marks an optimizer: `using policy_tag = stagger::OptimizerTag;`.
 struct OptimizerTag {};
 
-/// One parameter as an optimizer sees it. `next` may be `value` itself.
+/// One parameter, or a part of one, as an optimizer sees it. `next` may be `value` itself.
 template <class T> struct OptimizerView {
   T const* value = nullptr;     ///< [size] before the step
   T* next = nullptr;            ///< [size] after the step
@@ -28,30 +68,23 @@ template <class T> struct OptimizerView {
   bool decays = true;
 };
 
-/// An optimizer declares how many values of state it keeps per parameter value (0 to 2) and updates
-/// one parameter at a time, every element independently of the others, so that the bits do not
-/// depend on the partition. An optimizer that cannot do that declares `static constexpr bool
-/// element_wise = false;`, and is refused if replicas each update a part.
-///
-/// Processes that take a step together compare its numbers: all members, if all are double or all
-/// are float; otherwise those that a member `auto fields() const` returns as a `std::tie`. An
-/// optimizer with other members and no `fields()` is refused there.
-///
-/// `update(view, gradient_scale, step)`: gradients are multiplied by `gradient_scale` (clipping)
-/// before use; `step` counts from 1. It must not throw: when it runs, the step is already decided.
-///
-/// Optional, for workers that push changes to a parameter server: `change(view, gradient_scale,
-/// step)` writes to `next` what `update` would add to `value`. Without it, the engine computes
-/// `next - value`.
 template <class O>
 concept OptimizerPolicy = std::copyable<O> && std::same_as<typename O::policy_tag, OptimizerTag> &&
                           requires(O const& optimizer, OptimizerView<float> const& view,
                                    OptimizerView<double> const& view64) {
                             typename std::integral_constant<int, O::states>;
                             requires O::states >= 0 && O::states <= 2;
+                            typename std::bool_constant<O::element_wise>;
                             { optimizer.update(view, 1.0, std::int64_t{1}) } noexcept;
                             { optimizer.update(view64, 1.0, std::int64_t{1}) } noexcept;
                           };
+
+namespace detail {
+/// Whether an optimizer's update is a kernel, which a device enqueues.
+template <class O>
+inline constexpr bool updates_by_kernel =
+    requires { requires std::bool_constant<O::enqueues>::value; };
+}  // namespace detail
 
 namespace optimizer {
 
@@ -60,6 +93,7 @@ namespace optimizer {
 struct Sgd {
   using policy_tag = OptimizerTag;
   static constexpr int states = 1;
+  static constexpr bool element_wise = true;
 
   double rate = 1e-2;       ///< per step
   double momentum = 0;      ///< 0 <= momentum < 1
@@ -95,6 +129,7 @@ struct Sgd {
 struct AdamW {
   using policy_tag = OptimizerTag;
   static constexpr int states = 2;
+  static constexpr bool element_wise = true;
 
   double rate = 1e-3;          ///< per step
   double beta1 = 0.9;          ///< decay of the first moment

@@ -35,6 +35,7 @@
 /// | `adds` | once, in `with` | likewise: when the server adds what workers push |
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
 /// | `needs(minibatch)` | laying out | how many pushes of every worker, from the first one, its weights must contain; they contain at least what those of the previous minibatch did |
+/// | `average_state` | once, in `with`; optional | a bool, of a model that pushes weights: whether the server takes the mean of the optimizers' states, too |
 ///
 /// `version` is called before anything runs, with positions in the table: it must return the same
 /// for the same numbers, and cannot depend on times.
@@ -54,7 +55,7 @@
 /// };
 /// @endcode
 /// A type that lacks a member gets "stagger: not a StalenessPolicy: it needs ...", which names it,
-/// or, with some of the last four members but not all, "stagger: not a staleness model of several
+/// or, with some of `pushes`, `adds`, `minibatches` and `needs` but not all, "stagger: not a staleness model of several
 /// workers: it needs ..."; a version that has not been made yet gets an Error that names stage and
 /// microbatch.
 

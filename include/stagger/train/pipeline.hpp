@@ -112,10 +112,9 @@ template <class... Stage> class Pipeline {
       using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
       using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
       using Loss = typename Pick<LossTag, NoLoss, P...>::type;
-      constexpr bool enqueues = requires { Optimizer::enqueues; };
-      static_assert(!enqueues || Device::traits.enqueues_updates,
-                    "stagger: the update of this optimizer is a kernel, which this device has none "
-                    "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
+      static_assert(!updates_by_kernel<Optimizer> || Device::traits.enqueues_updates,
+                    "stagger: this optimizer updates by a kernel, which this device cannot run; "
+                    "give Pipeline::with a device of stagger/cuda, or another optimizer");
       auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
       auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
       using Policies = Kept<Schedule, Staleness, Collective, Optimizer, Loss>;
@@ -184,12 +183,15 @@ template <class... Stage> class Pipeline {
                                      count_of<OptionsTag, P...>),
                     "stagger: one device takes a loss, an optimizer and Options; the other "
                     "policies are the pipeline's");
+      using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
+      static_assert(!updates_by_kernel<Optimizer>,
+                    "stagger: this optimizer updates by a kernel, which a loop on the calling "
+                    "thread cannot run; give on_one_device another optimizer");
       List<Layer> layers;
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       detail::require_layers(layers);
       using Model = Ends<Types>;
-      return OneDevice<typename Model::Input, typename Model::Output,
-                       typename Pick<OptimizerTag, optimizer::Sgd, P...>::type,
+      return OneDevice<typename Model::Input, typename Model::Output, Optimizer,
                        typename Pick<LossTag, NoLoss, P...>::type>(
           std::move(layers), Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
           Pick<LossTag, NoLoss, P...>::from(policy...),

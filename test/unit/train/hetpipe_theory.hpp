@@ -90,6 +90,7 @@ struct Distance {
 struct Falling {
   using policy_tag = sg::OptimizerTag;
   static constexpr int states = 0;
+  static constexpr bool element_wise = true;
   double sigma = 1;
   double workers = 1;
   [[nodiscard]] double eta(double step) const { return sigma / std::sqrt(step * workers); }

@@ -65,6 +65,31 @@ template <class P> struct NotASchedule {
                 "stagger: not a SchedulePolicy: it needs 'schedule::Table table(Shape) const'");
 };
 
+/// Whether the optional members that a schedule has are what the engine takes them for.
+template <class P> struct ScheduleOptions {
+  static constexpr bool proven =
+      !requires { &P::proven; } || requires { typename std::bool_constant<P::proven>; };
+  static constexpr bool slices = !requires { &P::slices; } || requires(P const& policy) {
+    requires std::same_as<std::remove_cvref_t<decltype(policy.slices)>, int>;
+  };
+  static constexpr bool facts = !requires { &P::facts; } || requires(P const& policy) {
+    { policy.facts() } -> std::same_as<schedule::Facts>;
+  };
+  static constexpr bool fit = proven && slices && facts;
+};
+template <class P> struct WrongScheduleOption {
+  static constexpr bool proven = ScheduleOptions<P>::proven, slices = ScheduleOptions<P>::slices;
+  static_assert(proven,
+                "stagger: not a SchedulePolicy: its 'proven' must be 'static constexpr bool "
+                "proven', true if its tables are known to be legal");
+  static_assert(!proven || slices,
+                "stagger: not a SchedulePolicy: its 'slices' must be a member 'int slices', into "
+                "how many slices of the sequence it cuts a microbatch");
+  static_assert(!proven || !slices,
+                "stagger: not a SchedulePolicy: its 'facts' must be 'schedule::Facts facts() "
+                "const', of a schedule chosen while the program runs");
+};
+
 template <class P> struct NotAStalenessModel {
   static constexpr bool synchronous = requires { typename std::bool_constant<P::synchronous>; };
   static constexpr bool copyable = std::copyable<P>;
@@ -88,16 +113,31 @@ template <class P> struct NotAWorkersModel {
                 "minibatch) const'; a model of one pipeline has none of them");
 };
 
+/// Whether a staleness model has no `average_state`, or one that the engine reads.
+template <class P>
+inline constexpr bool averages_state = !requires { &P::average_state; } || requires {
+  requires AveragingPolicy<P>;
+  requires std::same_as<std::remove_cv_t<decltype(P::average_state)>, bool>;
+};
+template <class P> struct WrongAverageState {
+  static constexpr bool read = averages_state<P>;
+  static_assert(read,
+                "stagger: not a StalenessPolicy: its 'average_state' must be a bool, of a model "
+                "with 'static constexpr staleness::Pushes pushes = staleness::Pushes::weights'");
+};
+
 template <class P> struct NotAPartitioner {
-  static constexpr bool holds = PartitionPolicy<P>;
-  static_assert(holds,
+  static constexpr bool copyable = std::copyable<P>;
+  static_assert(copyable, "stagger: not a PartitionPolicy: it cannot be copied and assigned");
+  static_assert(!copyable,
                 "stagger: not a PartitionPolicy: it needs 'std::vector<int> cuts(int layers) "
                 "const', the first layer of each stage after the first");
 };
 
 template <class P> struct NotACollective {
-  static constexpr bool holds = CollectivePolicy<P>;
-  static_assert(holds,
+  static constexpr bool copyable = std::copyable<P>;
+  static_assert(copyable, "stagger: not a CollectivePolicy: it cannot be copied and assigned");
+  static_assert(!copyable,
                 "stagger: not a CollectivePolicy: it needs 'collective::By by', 'bool "
                 "shard_optimizer', 'int measured_steps', 'std::int64_t renew_every' and "
                 "'std::vector<collective::LayerGroup> groups(collective::Backward const&, "
@@ -105,8 +145,9 @@ template <class P> struct NotACollective {
 };
 
 template <class P> struct NotAPlacement {
-  static constexpr bool holds = PlacementPolicy<P>;
-  static_assert(holds,
+  static constexpr bool copyable = std::copyable<P>;
+  static_assert(copyable, "stagger: not a PlacementPolicy: it cannot be copied and assigned");
+  static_assert(!copyable,
                 "stagger: not a PlacementPolicy: it needs 'std::vector<int> place(int ranks, int "
                 "places) const', a place for each rank");
 };
@@ -136,6 +177,7 @@ template <class P> struct NotAnOptimizer {
     if constexpr (states) return P::states >= 0 && P::states <= 2;
     return true;
   }();
+  static constexpr bool whole = requires { typename std::bool_constant<P::element_wise>; };
   template <class T>
   static constexpr bool updates =
       requires(P const& optimizer) { optimizer.update(OptimizerView<T>{}, 1.0, std::int64_t{1}); };
@@ -147,13 +189,41 @@ template <class P> struct NotAnOptimizer {
   static_assert(!copyable || few,
                 "stagger: not an OptimizerPolicy: 'states' must be 0, 1 or 2: an OptimizerView has "
                 "room for two values of state for each value of a parameter");
-  static_assert(!copyable || !states || !few || both,
+  static_assert(!copyable || !states || !few || whole,
+                "stagger: not an OptimizerPolicy: it needs 'static constexpr bool element_wise', "
+                "true if it updates every element independently of the others, so that replicas "
+                "may each update a part");
+  static_assert(!copyable || !states || !few || !whole || both,
                 "stagger: not an OptimizerPolicy: it needs 'template <class T> void "
                 "update(OptimizerView<T> const&, double gradient_scale, std::int64_t step) const "
                 "noexcept', for float and for double");
-  static_assert(!copyable || !states || !few || !both,
+  static_assert(!copyable || !states || !few || !whole || !both,
                 "stagger: not an OptimizerPolicy: its update must be noexcept: when it runs, the "
                 "step is already decided");
+};
+
+/// Whether the optional members that an optimizer has are what the engine takes them for.
+template <class P> struct OptimizerOptions {
+  template <class T>
+  static constexpr bool changes = requires(P const& optimizer) {
+    { optimizer.change(OptimizerView<T>{}, 1.0, std::int64_t{1}) } noexcept;
+  };
+  static constexpr bool named = requires { &P::change; } || requires {
+    &P::template change<float>;
+  } || changes<float> || changes<double>;
+  static constexpr bool change = !named || (changes<float> && changes<double>);
+  static constexpr bool enqueues =
+      !requires { &P::enqueues; } || requires { typename std::bool_constant<P::enqueues>; };
+  static constexpr bool fit = change && enqueues;
+};
+template <class P> struct WrongOptimizerOption {
+  static constexpr bool change = OptimizerOptions<P>::change;
+  static_assert(change,
+                "stagger: not an OptimizerPolicy: its 'change' must take what update takes, for "
+                "float and for double, and be const and noexcept");
+  static_assert(!change,
+                "stagger: not an OptimizerPolicy: its 'enqueues' must be 'static constexpr bool "
+                "enqueues', true if update enqueues a kernel");
 };
 
 template <class L> struct NotALoss {

@@ -71,7 +71,9 @@ template <class P> struct CheckPolicy<P, OptionsTag> {
   using type = void;
 };
 template <class P>
-struct CheckPolicy<P, ScheduleTag> : First<Unless<SchedulePolicy<P>, NotASchedule<P>>> {};
+struct CheckPolicy<P, ScheduleTag>
+    : First<Unless<SchedulePolicy<P>, NotASchedule<P>>,
+            Unless<ScheduleOptions<P>::fit, WrongScheduleOption<P>>> {};
 /// The check that a policy of several parts makes of them.
 template <class P> struct FaultOf {
   using type = void;
@@ -88,9 +90,10 @@ template <class P> struct CheckPolicy<P, StalenessTag> {
     else
       return false;
   }
-  using type = typename First<
-      Unless<holds(), NotAStalenessModel<P>>, typename FaultOf<P>::type,
-      Unless<!has_worker_member<P> || ExchangingPolicy<P>, NotAWorkersModel<P>>>::type;
+  using type =
+      typename First<Unless<holds(), NotAStalenessModel<P>>, typename FaultOf<P>::type,
+                     Unless<!has_worker_member<P> || ExchangingPolicy<P>, NotAWorkersModel<P>>,
+                     Unless<averages_state<P>, WrongAverageState<P>>>::type;
 };
 template <class P>
 struct CheckPolicy<P, PartitionTag> : First<Unless<PartitionPolicy<P>, NotAPartitioner<P>>> {};
@@ -101,7 +104,9 @@ struct CheckPolicy<P, PlacementTag> : First<Unless<PlacementPolicy<P>, NotAPlace
 template <class P>
 struct CheckPolicy<P, DeviceTag> : First<Unless<DevicePolicy<P>, NotADevice<P>>> {};
 template <class P>
-struct CheckPolicy<P, OptimizerTag> : First<Unless<OptimizerPolicy<P>, NotAnOptimizer<P>>> {};
+struct CheckPolicy<P, OptimizerTag>
+    : First<Unless<OptimizerPolicy<P>, NotAnOptimizer<P>>,
+            Unless<OptimizerOptions<P>::fit, WrongOptimizerOption<P>>> {};
 template <class P> struct CheckPolicy<P, LossTag> : First<Unless<LossPolicy<P>, NotALoss<P>>> {};
 
 template <class P> struct TagIn {
