@@ -7,7 +7,8 @@
 #   <!-- all of examples/NAME.cpp --> ... and that it is all of it, from the first #include on
 #   <!-- prints: NAME -->            says that the example prints each line of the block; "..." stands for others
 #
-# Between @code and @endcode of a policy.hpp, behind "In examples/NAME.cpp:", stands text of that file, too.
+# Each header of an axis has examples, between @code and @endcode. The line before each is "In examples/NAME.cpp:", or
+# begins so, and it stands in that file, word by word, too.
 #
 # Every relative link must lead to a file, and docs/pictures must hold what 08_pictures and 22_worker_pictures
 # draw.
@@ -103,19 +104,30 @@ foreach(document IN LISTS documents)
 endforeach()
 
 file(GLOB headers ${SOURCE}/include/stagger/*/policy.hpp)
-foreach(header IN LISTS headers)
+foreach(header IN LISTS headers ITEMS engine/device.hpp model/optimizer.hpp model/loss.hpp)
+  cmake_path(ABSOLUTE_PATH header BASE_DIRECTORY ${SOURCE}/include/stagger)
   file(READ ${header} text)
-  if(text MATCHES "/// In (examples/[a-z0-9_]+\\.cpp):\n/// @code\n")
-    set(name "${CMAKE_MATCH_1}")
-    string(FIND "${text}" "/// @code\n" at)
-    string(SUBSTRING "${text}" ${at} -1 text)
-    string(FIND "${text}" "/// @endcode" end)
-    string(SUBSTRING "${text}" 0 ${end} text)
-    string(REGEX REPLACE "\n/// ?" "\n" block "\n${text}")
-    string(REPLACE "\n@code\n" "" block "${block}")
-    check_code(${name} "${block}" ${header} FALSE)
-    math(EXPR blocks "${blocks} + 1")
+  string(FIND "${text}" "@code" at)
+  if(at EQUAL -1)
+    message(SEND_ERROR "${header} has no example, between @code and @endcode")
   endif()
+  while(NOT at EQUAL -1)
+    string(SUBSTRING "${text}" 0 ${at} before)
+    string(SUBSTRING "${text}" ${at} -1 text)
+    if(before MATCHES "\n/// In (examples/[a-z0-9_]+\\.cpp)[^\n]*:\n/// $" AND text MATCHES "^@code\n")
+      set(name "${CMAKE_MATCH_1}")
+      string(FIND "${text}" "/// @endcode" end)
+      string(SUBSTRING "${text}" 0 ${end} block)
+      string(REGEX REPLACE "\n/// ?" "\n" block "${block}")
+      string(REGEX REPLACE "^@code\n" "" block "${block}")
+      check_code(${name} "${block}" ${header} FALSE)
+      math(EXPR blocks "${blocks} + 1")
+    else()
+      message(SEND_ERROR "${header}: the line before each @code must be '/// In examples/NAME.cpp:'")
+    endif()
+    string(SUBSTRING "${text}" 5 -1 text)
+    string(FIND "${text}" "@code" at)
+  endwhile()
 endforeach()
 message("${blocks} blocks checked")
 

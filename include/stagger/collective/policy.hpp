@@ -13,8 +13,7 @@
 /// |---|---|
 /// | `AllReduce{}` (default) | at first: groups end the step as early as measured times allow |
 /// | `AllReduce{.grouping = grouping::Layerwise{}}` | start-ups of messages cost next to nothing |
-/// | `AllReduce{.grouping = grouping::Single{}}` | a single all-reduce after backward is to be
-/// measured |
+/// | `AllReduce{.grouping = grouping::Single{}}` | a single all-reduce after backward is to be measured |
 /// | `AllReduce{.grouping = grouping::Bucket{bytes}}` | nothing is to be measured, as in PyTorch |
 /// | `AllReduce{.grouping = grouping::Greedy{}}` | MG-WFBP's published rule is to be tried |
 /// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
@@ -33,18 +32,21 @@
 /// holders have its gradients, and before any update; the step fails as a whole if a holder does.
 /// `By::slices` has the same bits on threads, processes and GPUs, in every grouping.
 ///
-/// A policy of your own, all of it (examples/11_own_collective.cpp), gives each stage two sums:
-///
+/// In examples/11_own_collective.cpp, with two sums for each stage:
 /// @code
-///     struct Halves {
-///       using policy_tag = sg::CollectiveTag;
-///       By by = By::slices;
-///       bool shard_optimizer = false;
-///       int measured_steps = 0, renew_every = 0;  // this policy needs no measured times
-///       Groups groups(Backward const& stage, CostLine) const {
-///         int const n = stage.layers(), half = n / 2;
-///         return half == 0 ? Groups{{n, 1}} : Groups{{n, half + 1}, {half, 1}};
+/// struct Halves {
+///   using policy_tag = sg::CollectiveTag;
+///   By by = By::slices;
+///   bool shard_optimizer = false;
+///   int measured_steps = 0, renew_every = 0;  // this policy needs no measured times
+///   Groups groups(Backward const& stage, CostLine) const {
+///     int const n = stage.layers(), half = n / 2;
+///     return half == 0 ? Groups{{n, 1}} : Groups{{n, half + 1}, {half, 1}};
+///   }
+/// };
 /// @endcode
+/// A type that lacks a member gets "stagger: not a CollectivePolicy: it needs ...", which names all
+/// of them; groups that do not list every layer once get an Error.
 
 #include <stagger/core/requirements.hpp>
 

@@ -1,6 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The loss on the last stage: the concept, and two losses for `Tensor`.
+/// @file   The loss axis: how outputs are compared with targets; two losses for `Tensor`.
+///
+/// | loss | take it when |
+/// |---|---|
+/// | loss::MeanSquaredError<>{} | the model gives numbers |
+/// | loss::CrossEntropy<>{} | the model chooses among classes, such as labels or tokens |
+/// | none | the pipeline only predicts |
+///
+/// A loss is a sum over terms (elements or tokens). The engine divides by the number of terms of
+/// the whole minibatch, so that the result is right for microbatches of unequal size.
+///
+/// | member | when it is asked | |
+/// |---|---|---|
+/// | `Target` | compiling `with` | what a batch has for each of its inputs |
+/// | `terms(target)` | once for each microbatch, before a step runs | how many terms it contributes, >= 0 |
+/// | `value(context, y, target)` | in `evaluate`, after the last stage's forward | sum of the loss over the terms |
+/// | `value_and_gradient(context, y, target, scale, dy)` | in a step, before the last stage's backward | the same sum; writes scale * d(sum)/dy into `dy` |
+/// | `padding()` | by `divide`, to pad a minibatch; optional | a target of one row that counts as nothing |
+///
+/// The engine promises: `scale` is 1 over the terms of the minibatch, or 0 if it has none; `y` and
+/// `target` are those of one microbatch, or of the rows of one replica. As the functions may run
+/// on several threads at once, they are const. What they throw ends the step.
+///
+/// In examples/14_own_policies.cpp:
+/// @code
+/// struct Huber {
+///   using policy_tag = sg::LossTag;
+///   using Target = float;
+///   double terms(float const&) const { return 1; }  // the engine divides by those of the minibatch
+///   double value(sg::Context&, float const& y, float const& target) const {
+///     double const far = std::fabs(static_cast<double>(y) - static_cast<double>(target));
+///     return far < 1 ? far * far / 2 : far - 0.5;
+///   }
+///   double value_and_gradient(sg::Context& c, float const& y, float const& target, double scale,
+///                             float& dy) const {
+///     double const slope = static_cast<double>(y) - static_cast<double>(target);
+///     dy = static_cast<float>(scale * std::fmax(-1.0, std::fmin(1.0, slope)));
+///     return value(c, y, target);
+///   }
+/// };
+/// @endcode
+/// A type without `Target` gets "stagger: not a LossPolicy: ...", one that does not fit the model
+/// "stagger: the loss does not accept the Output of the last stage: it needs ...".
 
 #include <algorithm>
 #include <concepts>
@@ -19,18 +61,11 @@ namespace stagger {
 /// Marks a loss: `using policy_tag = stagger::LossTag;`.
 struct LossTag {};
 
-/// A loss compares the last stage's output with a target. It returns *sums over terms* (elements or
-/// tokens); the engine divides by the number of terms of the whole minibatch, so that the result is
-/// right for microbatches of unequal size.
 template <class L>
 concept LossPolicy = std::copyable<L> && std::same_as<typename L::policy_tag, LossTag> &&
                      requires { typename L::Target; };
 
 /// Whether a loss accepts outputs of type Y.
-///  - `terms(target)`: how many terms the microbatch contributes, >= 0
-///  - `value(context, y, target)`: sum of the loss over the terms
-///  - `value_and_gradient(context, y, target, scale, dy)`: the same sum; writes scale * d(sum)/dy
-///  into dy
 template <class L, class Y, class C = Context>
 concept LossFor = LossPolicy<L> && requires(L const& loss, C& context, Y const& y,
                                             typename L::Target const& target, double scale, Y& dy) {
