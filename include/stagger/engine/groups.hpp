@@ -236,9 +236,7 @@ class GroupDivision {
     if (planned.takes == partition::Held::columns || entry.split) entry.work = 1.0 / members;
     if (!of_model_[l].works) entry.work = 0;
     if (planned.takes == partition::Held::columns)
-      entry.first_column = features_of(static_cast<std::size_t>(member),
-                                       static_cast<std::size_t>(members), planned.arriving)
-                               .first;
+      entry.first_column = features_of(member, members, planned.arriving).first;
     model_->layers.push_back(entry);
     Layer const& whole = whole_[l];
     if (planned.by == SplitBy::nothing)

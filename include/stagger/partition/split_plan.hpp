@@ -236,7 +236,7 @@ struct Elements {
   auto const members = static_cast<std::size_t>(plan.members);
   std::size_t const others = members - 1;
   std::size_t const width = plan.width(layer);
-  std::size_t const own = features_of(static_cast<std::size_t>(member), members, width).size();
+  std::size_t const own = features_of(member, plan.members, width).size();
   // Terms to add, and the sums: to each of the others its share, and the own share to all of them.
   std::size_t const added =
       members * rows * (plan.adds_in_shares(layer) ? width - own + others * own : others * width);
@@ -264,7 +264,7 @@ struct Elements {
   Elements const sent = elements_sent(plan, layer, member, rows);
   auto const members = static_cast<std::size_t>(plan.members);
   std::size_t const width = plan.width(layer);
-  std::size_t const own = features_of(static_cast<std::size_t>(member), members, width).size();
+  std::size_t const own = features_of(member, plan.members, width).size();
   switch (plan.cut(layer)) {
     case Cut::shard:
       return {sent.backward, sent.forward};
@@ -288,8 +288,7 @@ struct Elements {
     case Held::rows:
       return rows * row;
     case Held::columns: {
-      std::size_t const own =
-          features_of(static_cast<std::size_t>(member), members, planned.features).size();
+      std::size_t const own = features_of(member, plan.members, planned.features).size();
       return members * rows * (row / planned.features * own);
     }
     default:
@@ -321,9 +320,7 @@ struct Elements {
                                                   LayerFeatures const& layer, int member,
                                                   int members) noexcept {
   auto const part = [&](std::size_t features) {
-    return features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members),
-                       features)
-        .size();
+    return features_of(member, members, features).size();
   };
   if (planned.by == SplitBy::outputs) return layer.parameters / layer.outputs * part(layer.outputs);
   if (planned.by == SplitBy::nothing) return layer.parameters;

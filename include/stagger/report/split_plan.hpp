@@ -193,10 +193,7 @@ class SplitPlanWriter {
                               number(rows_ * (has_bytes(layers_) ? layer.row_bytes : all)));
     for (int m = 0; m < lanes_; ++m) {
       auto const part = [&](bool is, std::size_t whole) {
-        return is ? features_of(static_cast<std::size_t>(m),
-                                static_cast<std::size_t>(plan_.members), whole)
-                        .size()
-                  : whole;
+        return is ? features_of(m, plan_.members, whole).size() : whole;
       };
       bool const own_rows = planned.takes == partition::Held::rows;
       bool const shared =
