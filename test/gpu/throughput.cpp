@@ -15,8 +15,8 @@
 #include <vector>
 
 #include <stagger/core/random.hpp>
-#include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/gpus.hpp>
+#include <stagger/cuda/stream.hpp>
 #include <stagger/stagger.hpp>
 
 #include "layers/by_work.hpp"
@@ -151,8 +151,8 @@ Ceiling ceiling(Sizes const& s, gpu::Workspaces<Half>& workspaces) {
   sg::cuda::check(
       cudaMemsetAsync(gradient.data(), 0, gradient.size() * sizeof(float), stream.get()),
       "set up a product");
-  sg::cuda::detail::TimedEvent start;
-  sg::cuda::detail::TimedEvent end;
+  sg::cuda::TimedEvent start;
+  sg::cuda::TimedEvent end;
   constexpr int turns = 10;
   Ceiling result;
   double operations = 0;

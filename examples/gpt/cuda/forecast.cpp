@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/gpus.hpp>
+#include <stagger/cuda/stream.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
@@ -45,8 +45,8 @@ sg::cluster::Link link() {
   sg::cuda::Stream const stream;
   sg::cuda::Tensor<std::byte> from({largest});
   sg::cuda::Tensor<std::byte> to({largest});
-  sg::cuda::detail::TimedEvent start;
-  sg::cuda::detail::TimedEvent end;
+  sg::cuda::TimedEvent start;
+  sg::cuda::TimedEvent end;
   auto const seconds = [&](std::size_t bytes) {
     double best = 1;
     for (int turn = 0; turn < 7; ++turn) {

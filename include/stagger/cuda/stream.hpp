@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Streams, events and a table of events, owned. Nothing here waits for the device.
+/// @file   Streams, events with and without times, and a table of events, owned. Nothing here waits
+///         for the device.
 
 #include <cstddef>
 #include <utility>
@@ -95,6 +96,32 @@ class Stream {
 
  private:
   cudaStream_t stream_ = nullptr;
+};
+
+/// Owns an event with a time.
+class TimedEvent {
+ public:
+  TimedEvent() { check(cudaEventCreateWithFlags(&event_, cudaEventDefault), "create an event"); }
+  TimedEvent(TimedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  TimedEvent& operator=(TimedEvent&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~TimedEvent() {
+    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+  }
+  void record(Stream const& stream) const {
+    check(cudaEventRecord(event_, stream.get()), "record an event");
+  }
+  /// @pre  both have happened
+  [[nodiscard]] double seconds_since(TimedEvent const& earlier) const {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, earlier.event_, event_), "read the time between two events");
+    return static_cast<double>(ms) * 1e-3;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
 };
 
 /// Events by number, made before a run and recorded again in each iteration.

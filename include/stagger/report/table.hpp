@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/report/detail/escape.hpp>
 #include <stagger/report/format.hpp>
+#include <stagger/report/utf8.hpp>
 
 namespace stagger::report {
 
@@ -52,10 +52,10 @@ class TextTable {
     std::vector<std::size_t> width(columns);
     std::vector<bool> number(columns);
     for (std::size_t c = 0; c < columns; ++c) {
-      width[c] = detail::characters(header_[c]);
+      width[c] = characters(header_[c]);
       number[c] = !rows_.empty();
       for (auto const& row : rows_) {
-        width[c] = std::max(width[c], detail::characters(row[c]));
+        width[c] = std::max(width[c], characters(row[c]));
         number[c] = number[c] && is_number(row[c]);
       }
     }
@@ -87,7 +87,7 @@ class TextTable {
                    std::vector<std::size_t> const& width, std::vector<bool> const& number) {
     std::string text;
     for (std::size_t c = 0; c < cells.size(); ++c) {
-      std::size_t const pad = width[c] - detail::characters(cells[c]);
+      std::size_t const pad = width[c] - characters(cells[c]);
       if (c > 0) text += "  ";
       if (number[c]) text.append(pad, ' ');
       text += cells[c];

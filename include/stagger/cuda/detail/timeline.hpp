@@ -4,39 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 #include <stagger/cuda/stream.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::cuda::detail {
-
-/// Owns an event with a time.
-class TimedEvent {
- public:
-  TimedEvent() { check(cudaEventCreateWithFlags(&event_, cudaEventDefault), "create an event"); }
-  TimedEvent(TimedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  TimedEvent& operator=(TimedEvent&& other) noexcept {
-    std::swap(event_, other.event_);
-    return *this;
-  }
-  ~TimedEvent() {
-    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
-  }
-  void record(Stream const& stream) const {
-    check(cudaEventRecord(event_, stream.get()), "record an event");
-  }
-  /// @pre  both have happened
-  [[nodiscard]] double seconds_since(TimedEvent const& earlier) const {
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, earlier.event_, event_), "read the time between two events");
-    return static_cast<double>(ms) * 1e-3;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
 
 /// The timed events of one step. They are made when a step is first recorded; steps that are not
 /// recorded cost nothing.
