@@ -10,10 +10,10 @@
 #   6. Each header includes core/requirements.hpp, by itself or through another; one that includes <coroutine>, which
 #      is an error without -std=c++20, does so first.
 #   7. What lies in a folder's detail/ is included by that folder alone; of the umbrellas, by separate.hpp; and nccl is
-#      built on cuda's.
+#      built on cuda's. Examples and benchmarks include no such header.
 #   8. A header is at most ${deepest} includes above the lowest one.
 #   9. A friend is defined in the header that names it.
-#   10. engine, program, train and the detail/ of each have at most 20 headers.
+#   10. engine, program, train and the detail/ of each have at most 20 headers and 4000 lines.
 #   11. No class is longer than 250 lines, from its first line to its closing };
 #   12. static_cast<std::size_t> stands in the headers at most ${most_casts} times: an index has the type of what it indexes.
 #   13. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
@@ -33,11 +33,13 @@ set(policies schedule staleness partition placement collective)
 set(deepest 12)
 set(counted engine program train)
 set(most 20)
+set(most_lines 4000)
 set(longest 250)
 set(most_casts 150)
 set(dear iostream functional ranges format regex)
 set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/|^bits/chrono\\.h$")  # of the C library and libstdc++; no package brings them
 
+cmake_path(ABSOLUTE_PATH ROOT)
 include(${ROOT}/cmake/stagger-components.cmake)
 set(faults "")
 macro(fault text)
@@ -53,7 +55,9 @@ foreach(floor RANGE 0 7)
 endforeach()
 
 file(GLOB_RECURSE headers RELATIVE ${ROOT}/include/stagger ${ROOT}/include/stagger/*.hpp)
-set(edges "")
+if(NOT headers)
+  fault("there are no headers in ${ROOT}/include/stagger")
+endif()
 set(casts "")
 foreach(header IN LISTS headers)
   set(path ${ROOT}/include/stagger/${header})
@@ -106,10 +110,7 @@ foreach(header IN LISTS headers)
       elseif(folder IN_LIST policies AND other IN_LIST policies AND NOT other STREQUAL "schedule")
         fault("${header} includes <${included}>: policy folders do not include each other")
       elseif(floor_of_${other} EQUAL floor)
-        list(APPEND edges ${folder}:${other})
-        if("${other}:${folder}" IN_LIST edges)
-          fault("${header} includes <${included}>: ${folder} and ${other} include each other")
-        endif()
+        list(APPEND beside_${folder} ${other})
       endif()
     elseif(included MATCHES "^stagger/")
       if(NOT floor EQUAL ${top} AND NOT included STREQUAL "stagger/version.hpp")
@@ -173,6 +174,25 @@ foreach(header IN LISTS headers)
   endforeach()
 endforeach()
 
+# The folders of its own floor that each folder includes, directly or through others.
+foreach(folder IN LISTS folders)
+  set(reached ${beside_${folder}})
+  list(LENGTH reached before)
+  set(count 0)
+  while(NOT count EQUAL before)
+    set(before ${count})
+    foreach(other IN LISTS reached)
+      list(APPEND reached ${beside_${other}})
+    endforeach()
+    list(REMOVE_DUPLICATES reached)
+    list(LENGTH reached count)
+  endwhile()
+  if(folder IN_LIST reached)
+    list(JOIN reached ", " reached)
+    fault("${folder} includes itself through folders of its own floor (it reaches ${reached})")
+  endif()
+endforeach()
+
 # How many includes each header is above the lowest: found again and again, from what it includes, until nothing rises.
 foreach(header IN LISTS headers)
   set(height_${header} 0)
@@ -213,6 +233,16 @@ foreach(folder IN LISTS counted ITEMS engine/detail program/detail train/detail)
   if(count GREATER most)
     fault("${folder} has ${count} headers; ${most} are allowed: a header that its own folder alone includes belongs in detail/")
   endif()
+  set(lines 0)
+  foreach(path IN LISTS of_folder)
+    file(READ ${path} content)
+    string(REGEX MATCHALL "\n" ends "${content}")
+    list(LENGTH ends length)
+    math(EXPR lines "${lines} + ${length}")
+  endforeach()
+  if(lines GREATER most_lines)
+    fault("${folder} has ${lines} lines; ${most_lines} are allowed")
+  endif()
 endforeach()
 
 file(GLOB_RECURSE sources
@@ -226,6 +256,15 @@ foreach(path IN LISTS sources ITEMS ${ROOT}/CMakeLists.txt ${ROOT}/conanfile.py 
   if(NOT lines MATCHES "SPDX-License-Identifier: Apache-2.0")
     file(RELATIVE_PATH path ${ROOT} ${path})
     fault("${path} does not say 'SPDX-License-Identifier: Apache-2.0' in its first lines")
+  endif()
+endforeach()
+
+file(GLOB_RECURSE programs RELATIVE ${ROOT} ${ROOT}/examples/*.?pp ${ROOT}/examples/*.cu ${ROOT}/benchmark/*.?pp
+     ${ROOT}/benchmark/*.cu ${ROOT}/test_package/*.cpp)
+foreach(path IN LISTS programs)
+  file(STRINGS ${ROOT}/${path} lines REGEX "^[ \t]*#[ \t]*include[ \t]*<stagger/.*detail/")
+  if(lines)
+    fault("${path}: '${lines}': such a header is private to its folder; include a public one")
   endif()
 endforeach()
 
