@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -97,20 +96,10 @@ template <class T = float> class Parameter {
   [[nodiscard]] bool decays() const noexcept { return decays_; }
 
   /// The parameter of a member of a group: some elements of this one, with their initial values.
-  /// @throws std::out_of_range for elements that this parameter does not have
-  [[nodiscard]] [[gnu::cold]] Parameter piece(ParameterPiece const& of) const {
-    Parameter own = *this;
-    own.size_ = of.size();
-    own.piece_ = of;
-    own.piece_.whole = size_;
-    if (of.size() != 0 && of.element(of.size() - 1) >= size_)
-      throw std::out_of_range("a piece of the parameter '" + name_ + "' ends behind it");
-    if (fill_ != nullptr) return own;
-    own.initial_.clear();
-    own.initial_.reserve(of.size());
-    for (std::size_t i = 0; i < of.size(); ++i) own.initial_.push_back(initial_.at(of.element(i)));
-    return own;
-  }
+  /// <stagger/model/split.hpp>, which such a layer includes, defines it.
+  /// @throws Error  bad_configuration for elements that this parameter does not have, or if an
+  ///                engine has taken over the initial values
+  [[nodiscard]] Parameter piece(ParameterPiece const& of) const;
   /// Which elements of a whole parameter these are; `whole` is 0 if this is not a piece.
   [[nodiscard]] ParameterPiece const& piece() const noexcept { return piece_; }
 

@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
+#include <stagger/model/parameter.hpp>
 
 namespace stagger {
 
@@ -77,5 +79,25 @@ concept DividedLayer = requires(L const& layer) {
 /// first feature that it is given.
 template <class L>
 concept ElementWiseLayer = requires { requires L::element_wise; };
+
+template <class T> [[gnu::cold]] Parameter<T> Parameter<T>::piece(ParameterPiece const& of) const {
+  Parameter own = *this;
+  own.size_ = of.size();
+  own.piece_ = of;
+  own.piece_.whole = size_;
+  if (of.size() != 0 && of.element(of.size() - 1) >= size_)
+    raise(Errc::bad_configuration, "a piece of parameter '", name_, "' ends with element ",
+          of.element(of.size() - 1), ", but the parameter has ", counted(size_, "element"),
+          "; let part() of the layer choose elements below ", size_);
+  if (fill_ != nullptr) return own;
+  if (initial_.size() != size_)
+    raise(Errc::bad_configuration, "parameter '", name_,
+          "' cannot be cut into pieces, since an engine has taken over its initial values; make "
+          "the pieces before the pipeline");
+  own.initial_.clear();
+  own.initial_.reserve(of.size());
+  for (std::size_t i = 0; i < of.size(); ++i) own.initial_.push_back(initial_[of.element(i)]);
+  return own;
+}
 
 }  // namespace stagger

@@ -4,6 +4,7 @@
 #include "catch.hpp"
 
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include <stagger/model/split.hpp>
@@ -50,7 +51,13 @@ TEST_CASE("model/Parameter: pieces by outputs and by inputs are cut from the fir
       }
   CHECK(given.piece({}).size() == 0);
   sg::ParameterPiece const behind{.first = inputs * outputs - 1, .length = 2};
-  CHECK_THROWS_AS(given.piece(behind), std::out_of_range);
-  CHECK_THROWS_AS(filled.piece(behind), std::out_of_range);
+  std::string const sentence =
+      "a piece of parameter 'weight' ends with element 35, but the parameter has 35 elements";
+  CHECK_THROWS_WITH(given.piece(behind), Catch::Contains(sentence));
+  CHECK_THROWS_WITH(filled.piece(behind), Catch::Contains(sentence));
   CHECK(given.piece().whole == 0);
+  sg::Parameter<double> taken = given;
+  static_cast<void>(taken.adopt(0));
+  CHECK_THROWS_WITH(taken.piece({.length = 1}),
+                    Catch::Contains("an engine has taken over its initial values"));
 }
