@@ -20,7 +20,7 @@
 
 namespace stagger::collective::detail {
 
-/// Kinds of messages. A worker sends:
+/// Kinds of messages. Only the predicates below rely on their order. A worker sends:
 enum class MessageKind : std::uint16_t {
   join = 1,   ///< payload: a JoinRequest
   values,     ///< first values of a layer, if the server wants them; payload: the values
@@ -59,6 +59,40 @@ enum class MessageKind : std::uint16_t {
   scores,  ///< the same from one of several servers; number: the bits of the mean loss;
            ///< payload: [layers] double
 };
+
+/// Whether a message is sent only by workers whose layers may be late.
+[[nodiscard]] constexpr bool is_of_late_worker(MessageKind kind) noexcept {
+  return kind >= MessageKind::push_rest && kind <= MessageKind::ask_choice;
+}
+
+/// Whether a message gives a part of a layer's push.
+[[nodiscard]] constexpr bool pushes_part(MessageKind kind) noexcept {
+  return kind == MessageKind::push_rest || kind == MessageKind::push_late;
+}
+
+/// Whether a message asks for a part of a layer's snapshot.
+[[nodiscard]] constexpr bool asks_part(MessageKind kind) noexcept {
+  return kind == MessageKind::ask_rest || kind == MessageKind::ask_late;
+}
+
+/// Whether a worker's message belongs to one layer of its running stream.
+[[nodiscard]] constexpr bool is_of_layer(MessageKind kind) noexcept {
+  return (kind >= MessageKind::read && kind <= MessageKind::ask_last) || pushes_part(kind) ||
+         asks_part(kind);
+}
+
+/// Whether a worker's message belongs to its running stream.
+[[nodiscard]] constexpr bool is_of_stream(MessageKind kind) noexcept {
+  return is_of_layer(kind) || kind == MessageKind::end || kind == MessageKind::fail ||
+         is_of_late_worker(kind);
+}
+
+/// Whether the server's message belongs to one stream of a worker, and is dropped when the next one
+/// begins. Acknowledgements of pushes are kept.
+[[nodiscard]] constexpr bool answers_stream(MessageKind kind) noexcept {
+  return kind == MessageKind::answer || kind == MessageKind::last_answer ||
+         kind == MessageKind::lost || kind == MessageKind::choice || kind == MessageKind::scores;
+}
 
 /// The header of a message. Fields that a kind does not use are 0.
 struct Message {

@@ -199,7 +199,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       case scores:
         return choice_buffer(message);
       default:
-        if (message.bytes != 0) refuse_message(message, "has a payload that none belongs to");
+        if (message.bytes != 0) refuse_message(message, "should have no payload");
         return {};
     }
   }

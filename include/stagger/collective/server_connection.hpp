@@ -48,21 +48,20 @@ class ServerConnection final : public MessageEnd {
     if (joining_ != nullptr) return joining_->payload_buffer(message);
     if (!joined_ || message.kind == join || message.kind == values)
       refuse_message(message, "comes before or after its time");
-    if (message.kind >= push_rest && message.kind <= ask_choice && !late_)
+    if (is_of_late_worker(message.kind) && !late_)
       refuse_message(message, "is of a worker whose layers may be late");
-    bool const of_layer = (message.kind >= read && message.kind <= ask_last) ||
-                          (message.kind >= push_rest && message.kind <= ask_late);
-    if (of_layer && message.layer >= parts_.size()) refuse_message(message, "names no layer");
+    if (is_of_layer(message.kind) && message.layer >= parts_.size())
+      refuse_message(message, "names no layer");
     bool const pushes = message.kind == push || message.kind == last_push;
-    if (message.kind >= push_rest && message.kind <= ask_late) {
-      std::uint64_t const bytes = message.kind <= push_late ? message.bytes : message.number;
+    bool const asks = asks_part(message.kind);
+    if (asks || pushes_part(message.kind)) {
+      std::uint64_t const bytes = asks ? message.number : message.bytes;
       std::size_t const all = sizes_[message.layer];
       bool const whole = message.kind == push_late || message.kind == ask_late;
       if (bytes == 0 || bytes % 8 != 0 || bytes > all || (bytes == all && !whole))
         refuse_message(message, "names no part of the layer");
-      if (message.kind > push_late && message.bytes != 0)
-        refuse_message(message, "has a payload that none belongs to");
-      if (message.kind > push_late) return {};
+      if (asks && message.bytes != 0) refuse_message(message, "should have no payload");
+      if (asks) return {};
       return received_.span().subspan(message.kind == push_rest ? all - message.bytes : 0,
                                       message.bytes);
     }
@@ -116,9 +115,7 @@ class ServerConnection final : public MessageEnd {
   void take(Message const& message) {
     using enum MessageKind;
     std::size_t const l = message.layer;
-    bool const of_stream = (message.kind >= read && message.kind <= fail) ||
-                           (message.kind >= push_rest && message.kind <= ask_choice);
-    if (of_stream && message.stream != stream_) {
+    if (is_of_stream(message.kind) && message.stream != stream_) {
       if (message.stream < stream_) return;  // that stream has ended
       refuse(message, "is of stream ", message.stream, ", where the last one to begin was ",
              stream_);

@@ -10,7 +10,8 @@
 
 namespace stagger::schedule {
 
-/// The kinds of actions. `backward` is `backward_input` and `backward_weight` in one action.
+/// The kinds of actions. `backward` is `backward_input` and `backward_weight` in one action. Only the
+/// predicates below rely on the order: compute, messages, all others.
 enum class Kind : std::uint8_t {
   forward,          ///< F
   backward,         ///< B, full backward
@@ -47,6 +48,12 @@ enum class Kind : std::uint8_t {
 /// True for the kinds that produce the gradient of the stage's input (B, I).
 [[nodiscard]] constexpr bool gives_input_gradient(Kind kind) noexcept {
   return kind == Kind::backward || kind == Kind::backward_input;
+}
+
+/// True for the kinds that produce a value for another action: an activation or a gradient (F, B,
+/// I).
+[[nodiscard]] constexpr bool makes_value(Kind kind) noexcept {
+  return kind == Kind::forward || gives_input_gradient(kind);
 }
 
 /// True for the kinds after which the stage no longer needs anything of the microbatch (B, W).

@@ -49,10 +49,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   void begin(std::uint32_t stream) noexcept {
     std::lock_guard const lock(mutex_);
     stream_ = stream;
-    queue_.remove_if([](Message const& message) {
-      return message.kind == MessageKind::answer || message.kind == MessageKind::last_answer ||
-             message.kind == MessageKind::lost || message.kind >= MessageKind::choice;
-    });
+    queue_.remove_if([](Message const& message) { return answers_stream(message.kind); });
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {

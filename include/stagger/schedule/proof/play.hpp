@@ -86,7 +86,7 @@ class Delays {
 
   /// An action has ended; the rank that waits for its value can go on.
   constexpr void ended(std::size_t, Action const& a, double end, std::vector<int>& runnable) {
-    if (a.kind >= Kind::backward_weight) return;  // W and REDUCE_GRAD make no value
+    if (!makes_value(a.kind)) return;
     double& value =
         a.kind == Kind::forward ? forward_[cell(table_, a)] : gradient_[cell(table_, a)];
     if (value <= -2) runnable.push_back(static_cast<int>(-2.0 - value));
