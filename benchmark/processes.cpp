@@ -43,13 +43,13 @@ namespace {
 constexpr std::size_t microbatches = 8;
 constexpr int rounds = 5;
 constexpr int steps = 3;
-constexpr double patience_s = 600;
+constexpr double longest_wait_s = 600;
 
 template <class Device, class Sums = stagger::collective::AllReduce<>>
 auto made(Device device, int replicas, Sums sums = {}) {
   stagger::Options options;
   options.clip_norm = bench::transformer.clip;
-  options.deadline_s = patience_s;
+  options.deadline_s = longest_wait_s;
   if (replicas > 1) options.replicas = {replicas, replicas};
   return bench::transformer_pipeline().with(
       layers::ByWork{gpt::work_of(bench::transformer_shape()), 2}, stagger::schedule::OneFOneB{},

@@ -3,8 +3,8 @@
 //
 // Four ranks on four threads train a small network on 16 images each: as four replicas, as two
 // groups of 2, and as one group of 4, with as many microbatches as members. Values know which
-// thread has made them; whoever takes one of another thread's sleeps first. So each message takes
-// the same time, whatever its size. Steps of the three alternate.
+// thread has made them; a thread that takes a value of another thread sleeps first. So each message
+// takes the same time, whatever its size. Steps of the three alternate.
 
 #include <array>
 #include <atomic>

@@ -10,7 +10,7 @@
 #   stagger_quickly_compiled(<target>)   compiles with -O1 where everything else is optimised fully, in two thirds of
 #                                 the time
 #   stagger_test_environment      ENVIRONMENT entry that tests need under the chosen sanitizer
-#   stagger_test_patience         factor for the time limits of tests under the chosen sanitizer
+#   stagger_test_time_factor      factor for the time limits of tests under the chosen sanitizer
 
 get_property(stagger_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT CMAKE_BUILD_TYPE AND NOT stagger_multi_config)
@@ -53,7 +53,7 @@ if(STAGGER_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
 endif()
 
 set(stagger_test_environment "")
-set(stagger_test_patience 1)
+set(stagger_test_time_factor 1)
 if(STAGGER_SANITIZE STREQUAL "address+undefined")
   # This saves a third of the compile time: the address sanitizer finds null pointers too, object-size and vptr
   # find little, and g++ can make checks function calls.
@@ -65,7 +65,7 @@ if(STAGGER_SANITIZE STREQUAL "address+undefined")
     list(APPEND stagger_sanitize -fno-sanitize=function)  # clang 14 cannot emit it for coroutines
   endif()
   set(stagger_test_environment "UBSAN_OPTIONS=print_stacktrace=1${symbolizer}")
-  set(stagger_test_patience 5)
+  set(stagger_test_time_factor 5)
 elseif(STAGGER_SANITIZE STREQUAL "thread")
   set(stagger_sanitize -fsanitize=thread)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -73,7 +73,7 @@ elseif(STAGGER_SANITIZE STREQUAL "thread")
   endif()
   set(stagger_test_environment
       "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/tsan.supp${symbolizer}")
-  set(stagger_test_patience 10)
+  set(stagger_test_time_factor 10)
 endif()
 if(STAGGER_SANITIZE)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")

@@ -157,7 +157,7 @@ class Children {
   }
 
   /// Hears what they say, at most so many milliseconds. @return whether some have not said all
-  bool look(Reports& reports, int patience_ms) {
+  bool look(Reports& reports, int most_ms) {
     std::vector<::pollfd> sockets;
     std::vector<Child*> whose;
     for (Child& child : all_) {
@@ -166,7 +166,7 @@ class Children {
       whose.push_back(&child);
     }
     if (sockets.empty()) return false;
-    ::poll(sockets.data(), sockets.size(), patience_ms);
+    ::poll(sockets.data(), sockets.size(), most_ms);
     for (std::size_t i = 0; i < sockets.size(); ++i)
       if (sockets[i].revents != 0) hear(*whose[i], reports);
     return true;

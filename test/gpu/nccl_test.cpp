@@ -16,7 +16,7 @@ namespace sg = stagger;
 
 namespace {
 
-constexpr double patience_s = 60;
+constexpr double longest_wait_s = 60;
 
 sg::nccl::Invitation invitation() {
   return sg::nccl::invite(0, [](std::span<std::byte>) {});
@@ -46,7 +46,7 @@ TEST_CASE("gpu/Communicator: one rank joins, sends to itself, reduces, splits an
   sg::nccl::Device device(0);
   sg::cuda::Stream const stream(sg::cuda::Priority::message);
   sg::nccl::Communicator one(device, invitation(), 1, 0, stream);
-  one.joined().wait(patience_s);
+  one.joined().wait(longest_wait_s);
   auto x = on_device({1, 2, 3, 4});
   auto y = on_device({0, 0, 0, 0});
   {
@@ -54,15 +54,15 @@ TEST_CASE("gpu/Communicator: one rank joins, sends to itself, reduces, splits an
     one.send(group, span(x), 0);
     auto received = one.receive(group, span(y), 0);
     group.submit();
-    received.wait(patience_s);
+    received.wait(longest_wait_s);
   }
   CHECK(values(y) == std::vector<float>{1, 2, 3, 4});
   sg::nccl::Communicator part;
-  one.split(0, 0, part).wait(patience_s);
+  one.split(0, 0, part).wait(longest_wait_s);
   CHECK(part.size() == 1);
-  part.all_reduce(span(y), sg::nccl::Reduction::max).wait(patience_s);
-  part.finalize().wait(patience_s);
-  one.finalize().wait(patience_s);
+  part.all_reduce(span(y), sg::nccl::Reduction::max).wait(longest_wait_s);
+  part.finalize().wait(longest_wait_s);
+  one.finalize().wait(longest_wait_s);
 }
 
 TEST_CASE("gpu/Communicator: a peer that never comes is an error in time", "[gpu]") {
@@ -72,7 +72,7 @@ TEST_CASE("gpu/Communicator: a peer that never comes is an error in time", "[gpu
   sg::nccl::Communicator alone(device, invitation(), 2, 0, stream);
   fails_in_time(sg::Errc::deadline, 2, [&] { alone.joined().wait(2); });
   alone.abort("the other rank is missing");
-  CHECK(alone.gone(patience_s));
+  CHECK(alone.gone(longest_wait_s));
 }
 
 TEST_CASE("gpu/Communicator: two ranks on one GPU are refused in time", "[gpu]") {
@@ -87,10 +87,10 @@ TEST_CASE("gpu/Communicator: two ranks on one GPU are refused in time", "[gpu]")
   auto a = first.joined();
   auto b = second.joined();
   ncclResult_t result = ncclSuccess;  // NCCL's words for it differ from version to version
-  fails_in_time(sg::Errc::device, patience_s, [&] {
+  fails_in_time(sg::Errc::device, longest_wait_s, [&] {
     try {
       sg::nccl::Operation both[] = {a, b};
-      sg::nccl::detail::wait_for_all(both, patience_s);
+      sg::nccl::detail::wait_for_all(both, longest_wait_s);
     } catch (sg::nccl::Error const& error) {
       result = error.result();
       throw;
@@ -104,13 +104,13 @@ TEST_CASE("gpu/Communicator: a send to oneself that nothing receives is refused"
   sg::nccl::Device device(0);
   sg::cuda::Stream const stream;
   sg::nccl::Communicator one(device, invitation(), 1, 0, stream);
-  one.joined().wait(patience_s);
+  one.joined().wait(longest_wait_s);
   auto x = on_device({1});
-  fails_in_time(sg::Errc::device, patience_s, [&] {
+  fails_in_time(sg::Errc::device, longest_wait_s, [&] {
     auto group = one.group();
     auto sent = one.send(group, span(x), 0);
     group.submit();
-    sent.wait(patience_s);
+    sent.wait(longest_wait_s);
   });
 }
 
@@ -120,7 +120,7 @@ TEST_CASE("gpu/Communicator: behind a kernel that spins, a collective is an erro
   sg::nccl::Device device(0);
   sg::cuda::Stream const stream;
   sg::nccl::Communicator one(device, invitation(), 1, 0, stream);
-  one.joined().wait(patience_s);
+  one.joined().wait(longest_wait_s);
   sg::cuda::Pinned<int> open(1);
   open.data()[0] = 0;
   auto x = on_device({1});
@@ -128,6 +128,6 @@ TEST_CASE("gpu/Communicator: behind a kernel that spins, a collective is an erro
   auto sum = one.all_reduce(span(x), sg::nccl::Reduction::sum);
   fails_in_time(sg::Errc::deadline, 1, [&] { sum.wait(1); });
   *static_cast<int volatile*>(open.data()) = 1;
-  sum.wait(patience_s);
-  one.finalize().wait(patience_s);
+  sum.wait(longest_wait_s);
+  one.finalize().wait(longest_wait_s);
 }

@@ -38,7 +38,7 @@ expect() { grep -q "$2" "$1" || fail "'$2' is not in $1"; }
 
 "$program" together 3 40 >together.txt || fail 'together'
 
-# The same bits, while somebody else sends what is no frame, and opens connections and leaves them.
+# The same bits, while another program sends bytes that are no frame, and opens connections and leaves them.
 serve server 0 3
 (head -c 300000 /dev/urandom >/dev/tcp/127.0.0.1/"$port") 2>/dev/null
 many=$(($(ulimit -n) - 50))

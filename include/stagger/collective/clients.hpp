@@ -41,15 +41,15 @@ struct Client {
   }
 };
 
-constexpr int somebody = -1;  // a worker that is not known
+constexpr int unknown_worker = -1;
 
 /// The error for the other workers.
-/// @param worker  the failed one, or somebody
+/// @param worker  the failed worker, or unknown_worker
 /// @param pushes  how many it had made
 [[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker,
                                                                  std::uint32_t pushes) noexcept {
   try {
-    std::string const who = worker == somebody
+    std::string const who = worker == unknown_worker
                                 ? "another worker has failed"
                                 : text("worker ", worker, " has failed after ", pushes, " pushes");
     return std::make_exception_ptr(
@@ -120,7 +120,7 @@ class Clients {
   /// @param failures  of which this part has heard
   [[nodiscard]] bool lost_before(int client, std::uint32_t failures) noexcept {
     if (failures == clients_[client].failures) return false;
-    clients_[client].listener->lost(failure_of(somebody, 0));
+    clients_[client].listener->lost(failure_of(unknown_worker, 0));
     return true;
   }
   /// Notifies workers of the weights of a layer that they have asked for and that are ready.

@@ -209,7 +209,7 @@ class ServerInProcess {
     forget_asks(client);  // of a stream that failed
     failures = possible_failures(worker, failures, layers_.failures(worker));
     bool const goes_on = options_.on_failure == OnFailure::go_on;  // it counts its own alone then
-    while (layers_.failures(worker) < failures) fail(goes_on ? worker : somebody);
+    while (layers_.failures(worker) < failures) fail(goes_on ? worker : unknown_worker);
     own.failures = failures;
     if (clients_.lost_before(client, layers_.failures(worker))) return failures;
     // Processes of one worker may be in different streams: each begins when it reads a layer here.
@@ -322,7 +322,7 @@ class ServerInProcess {
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
   [[nodiscard]] int worker_of(int client) const noexcept { return clients_.worker_of(client); }
 
-  /// @param worker  or somebody, if all streams end
+  /// @param worker  the failed worker, or unknown_worker
   /// @pre   joining_ is held
   void fail(int worker) noexcept {
     bool const goes_on = options_.on_failure == OnFailure::go_on;
@@ -331,7 +331,7 @@ class ServerInProcess {
     std::uint32_t pushes = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
-      if (worker != somebody) pushes = std::max(pushes, layers_[l].pushes(worker));
+      if (worker != unknown_worker) pushes = std::max(pushes, layers_[l].pushes(worker));
       layers_.fail(l, worker);
       if (goes_on) answer(l);
     }

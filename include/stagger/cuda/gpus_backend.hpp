@@ -24,7 +24,7 @@ namespace stagger::cuda {
 
 /// Enqueues the instructions of all ranks of this process from one thread, in the order of
 /// `detail::Routes`. After the first step of a program it makes no event and allocates nothing, and
-/// it synchronises only with the end of a step for which somebody waits.
+/// it synchronises only with the end of a step that is waited for.
 ///
 /// `slot` is that of an iteration in flight, 0 to slots() - 1.
 class GpusBackend : detail::Enqueuer {
@@ -121,7 +121,7 @@ class GpusBackend : detail::Enqueuer {
         graphs_.follow(false);
         enqueue_iteration();
         for (std::size_t g = 0; g < gpus_->size() && !machine_.failed(); ++g)
-          streams_.record((*gpus_)[g].home, streams_.end_of(slot, g));
+          streams_.record((*gpus_)[g].main_stream, streams_.end_of(slot, g));
         if (machine_.arguments().outputs.first != nullptr && !machine_.options().replicas.empty())
           join_outputs();
       }
@@ -220,7 +220,7 @@ class GpusBackend : detail::Enqueuer {
     }
     decided_ = true;
     streams_.insist();
-    streams_.record((*gpus_)[0].home, streams_.end_of(slot_, 0));
+    streams_.record((*gpus_)[0].main_stream, streams_.end_of(slot_, 0));
   }
 
   [[gnu::cold]] void record(stagger::detail::StepArguments const& arguments) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   From layers of the user's types to layers whose types are erased.
+/// @file   The conversion of layers of the user's types to layers whose types are erased.
 
 #include <cstddef>
 #include <cstdint>

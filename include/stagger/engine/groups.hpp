@@ -108,7 +108,7 @@ class GroupDivision {
   [[gnu::cold]] void update_each_pass() {
     int depth = 0;
     while (!model_->divided.chain[depth].grouped) ++depth;
-    model_->each_pass = setup_.staleness;  // what a server is sent at the end of steps
+    model_->each_pass = setup_.staleness;  // for what is pushed to a server at the end of a step
     model_->each_pass.microbatches = 1;
     model_->each_pass.version = [](void const*, int, int available) { return available; };
     model_->each_pass.fix = &fix_versions;
@@ -117,7 +117,7 @@ class GroupDivision {
     model_->updates = &model_->each_pass;
   }
 
-  /// The layer, or the two that groups take it as.
+  /// Adds the layer, or the two layers into which it is divided for groups.
   [[gnu::cold]] void add_whole(std::size_t l) {
     Layer const& layer = layers_[l];
     SplitOps const* const ops = layer.ops().split;

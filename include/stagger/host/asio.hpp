@@ -105,13 +105,13 @@ template <class CompletionToken> auto async_run(Step step, CompletionToken&& tok
         auto slot = boost::asio::get_associated_cancellation_slot(handler);
         if (slot.is_connected()) {
           stagger::stop_source source;
-          auto chained = std::make_shared<stagger::stop_callback<detail::RequestStop>>(
-              begun.stop_token(), detail::RequestStop{source});
+          auto chained = std::make_shared<stagger::stop_callback<stagger::detail::RequestStop>>(
+              begun.stop_token(), stagger::detail::RequestStop{source});
           begun.stop_token(source.get_token());
           slot.assign(
               [source, chained](boost::asio::cancellation_type) mutable { source.request_stop(); });
         }
-        detail::carry_through(std::move(begun), executor, std::move(handler));
+        stagger::detail::carry_through(std::move(begun), executor, std::move(handler));
       },
       token, std::move(step));
 }

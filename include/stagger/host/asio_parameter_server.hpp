@@ -70,17 +70,17 @@ class Token {
     return Token(value == nullptr ? "" : value, text("environment variable ", variable));
   }
   [[nodiscard]] bool empty() const noexcept { return bytes_.empty(); }
-  [[nodiscard]] detail::framed::Hello hello() const {
-    detail::framed::Hello hello;
+  [[nodiscard]] stagger::detail::framed::Hello hello() const {
+    stagger::detail::framed::Hello hello;
     std::memcpy(hello.token, bytes_.data(), bytes_.size());
     return hello;
   }
 
  private:
   Token(std::string_view bytes, std::string const& from) : bytes_(bytes) {
-    if (bytes.size() < 16 || bytes.size() > detail::framed::Hello::longest_token)
+    if (bytes.size() < 16 || bytes.size() > stagger::detail::framed::Hello::longest_token)
       raise(Errc::bad_configuration, "the token in ", from, " has ", bytes.size(),
-            " bytes; use 16 to ", detail::framed::Hello::longest_token, " random ones");
+            " bytes; use 16 to ", stagger::detail::framed::Hello::longest_token, " random ones");
   }
   std::string bytes_;
 };
@@ -372,15 +372,15 @@ class AsioParameterServer {
                                                   &stagger::detail::optimizer_call<false, O>,
                                                   stagger::detail::late_calls_of<S>);
     rules.model_bytes = options.model_bytes;
-    listener_ =
-        std::make_unique<detail::framed::Listener>(server.in_process(), std::move(rules), options);
+    listener_ = std::make_unique<stagger::detail::framed::Listener>(server.in_process(),
+                                                                    std::move(rules), options);
   }
 
   /// The port on which it listens.
   [[nodiscard]] std::uint16_t port() const noexcept { return listener_->port(); }
 
  private:
-  std::unique_ptr<detail::framed::Listener> listener_;
+  std::unique_ptr<stagger::detail::framed::Listener> listener_;
 };
 
 /// A server in another process that listens on a port.
@@ -393,12 +393,12 @@ class RemoteParameterServer {
  public:
   /// @throws Error bad_configuration for a deadline that is out of range
   explicit RemoteParameterServer(ConnectOptions options) : options_(std::move(options)) {
-    detail::framed::require_deadline(options_.deadline_s);
+    stagger::detail::framed::require_deadline(options_.deadline_s);
   }
   /// It connects when its trainer is made, which throws Error(io) if there is no server.
   [[nodiscard]] collective::ServerWorker worker(int number) const {
     return collective::ServerWorker(std::make_shared<collective::detail::RemoteLink>(
-        std::make_unique<detail::framed::WorkerConnector>(options_), number));
+        std::make_unique<stagger::detail::framed::WorkerConnector>(options_), number));
   }
 
  private:

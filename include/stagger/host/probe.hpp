@@ -57,7 +57,7 @@ struct Probe {
 
 }  // namespace stagger::host
 
-namespace stagger::detail {  // a namespace host::detail would hide stagger::detail in the back ends
+namespace stagger::host::detail {
 
 /// Two threads that pass a buffer back and forth; the one that has it reads what the other has
 /// written, and writes as many bytes itself.
@@ -106,7 +106,7 @@ class PingPong {
   std::thread other_{};
 };
 
-}  // namespace stagger::detail
+}  // namespace stagger::host::detail
 
 namespace stagger::host {
 
@@ -121,7 +121,7 @@ namespace stagger::host {
   if (!(seconds > 0 && seconds <= 3600))
     raise(Errc::bad_configuration, "probing for ", seconds,
           " s measures nothing; give 0 to 3600, such as 2");
-  stagger::detail::PingPong pair(sizes.back());
+  detail::PingPong pair(sizes.back());
   std::vector<collective::Sample> samples;
   for (std::size_t const bytes : sizes) {
     (void)pair.one_way_s(bytes);

@@ -34,7 +34,7 @@ struct StalenessModel {
   staleness::Adds adds = staleness::Adds::in_worker_order;
   /// `detail::fix_versions`, by address, so that a pipeline with a flush does not compile it.
   detail::Versions (*fix)(StalenessModel const&, detail::StageRow const&) = nullptr;
-  /// `detail::version_passes`, for whoever exchanges or has a `version`.
+  /// `detail::version_passes`, for models that exchange parameters or have a `version`.
   detail::VersionPasses const* passes = nullptr;
   detail::LateCalls const* late = nullptr;  ///< null: no layer is late
   bool immediate = false;                   ///< late values are taken up before a forward

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The figures of a timeline, predicted or measured: makespan, work, bubble, micro-batches
+/// @file   The figures of a timeline, predicted or measured: makespan, work, bubble, microbatches
 ///         in flight, cost of each stage.
 
 #include <algorithm>

@@ -34,7 +34,7 @@ struct TraceGroup {
 /// Each rank is one track. Its actions are slices named as in the tables (`0F3`); where a group has
 /// several iterations, a slice "step n" encloses those of each. An arrow leads from F(s, m) to
 /// F(s+1, m) and from B or I (s, m) to B or I (s-1, m) wherever the two run on different ranks; a
-/// counter for each rank shows the micro-batches in flight. Messages, and exchanges with a
+/// counter for each rank shows the microbatches in flight. Messages, and exchanges with a
 /// parameter server, stand on tracks of their own below their rank. The slice of layers that
 /// several ranks share has `Span::exchange_s` as argument `exchange_us`. Times are microseconds,
 /// exact to the nanosecond; an action shorter than that is shown a nanosecond long, because a slice

@@ -19,7 +19,7 @@
 ///
 /// | model | take it when |
 /// |---|---|
-/// | StaleSynchronous{s} | the speed of workers varies from step to step; they may be s steps ahead; in the order of workers with the same bits at any timing |
+/// | StaleSynchronous{s} | the speed of workers varies; a worker may be s steps ahead of the slowest. If pushes are added in worker order, the bits do not depend on timing |
 /// | Asynchronous | no worker should wait for another |
 /// | LocalSgd{T} | the link is narrow: workers exchange their weights after every T steps |
 /// | RoundRobinSynchronous | the server's link is narrow: workers push one after the other |

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   From a plan to the policies that run it.
+/// @file   The policies that run a plan.
 
 #include <algorithm>
 #include <cstddef>

@@ -202,7 +202,7 @@ TEST_CASE("asio/RemoteParameterServer: a worker waits for a server that does not
   OnPort server({.workers = 1}, adam);
   server.stop();
   std::thread late([&] {
-    {  // somebody else, who sends the worker away
+    {  // another program on the port, which closes the connection
       boost::asio::io_context context;
       boost::asio::ip::tcp::acceptor other(
           context, {boost::asio::ip::address_v4::loopback(), server.port()});

@@ -356,7 +356,7 @@ TEST_CASE("engine/each_pass: groups that are averaged do what the published loop
   }
 }
 
-TEST_CASE("engine/each_pass: until it meets the others, a worker has the bits of a pipeline alone",
+TEST_CASE("engine/each_pass: until its first exchange, a worker has the bits of a pipeline alone",
           "[engine]") {
   // Behind a step that fails it continues from the server's weights, as after the last mean.
   for (Case of : {Case{.microbatches = 4}, Case{.microbatches = 3, .cuts = {3}},

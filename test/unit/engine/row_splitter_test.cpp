@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/core/tensor.hpp>
 #include <stagger/engine/row_splitter.hpp>
 
 #include "catch.hpp"
 
 #include <cstddef>
 #include <vector>
+
+#include <stagger/core/tensor.hpp>
 
 namespace {
 

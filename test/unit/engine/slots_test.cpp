@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/core/tensor.hpp>
 #include <stagger/engine/slots.hpp>
 
 #include "catch.hpp"
@@ -9,6 +8,8 @@
 #include <cstdint>
 #include <stdexcept>
 #include <utility>
+
+#include <stagger/core/tensor.hpp>
 
 namespace {
 

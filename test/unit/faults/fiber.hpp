@@ -121,7 +121,7 @@ class Fiber {
   ucontext_t outside_{};
   Exceptions exceptions_;
 #ifdef FIBER_ADDRESS_SANITIZER
-  void const* bottom_ = nullptr;  // of the stack of whoever resumes
+  void const* bottom_ = nullptr;  // of the stack that resumes it
   std::size_t bytes_ = 0;
 #endif
   bool ended_ = false;

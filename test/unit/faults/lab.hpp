@@ -131,7 +131,7 @@ class Lab final : public World, private sim::EventTarget {
       if (disk().armed()) ledger_->note();
       if (!ledger_->wrong().empty() || over() || !time().queue.next()) break;
       if (disk().dead()) {
-        if (ledger_->roll_back(disk())) unheard_ = true;
+        if (ledger_->roll_back(disk())) left_unnoticed_ = true;
         kill_server(dying_);
       }
       if (++events > most_events) ledger_->wrong("it does not end");
@@ -256,7 +256,7 @@ class Lab final : public World, private sim::EventTarget {
   }
   void leaves(int worker) override {
     Line const* const line = lines_of_[static_cast<std::size_t>(worker)];
-    if (line != nullptr && line->is_cut()) unheard_ = true;
+    if (line != nullptr && line->is_cut()) left_unnoticed_ = true;
   }
   void wrong(std::string const& words) override { ledger_->wrong(words); }
 
@@ -298,7 +298,7 @@ class Lab final : public World, private sim::EventTarget {
   /// @param number  of the fault
   void kill_server(std::size_t number) {
     for (auto& each : lines_)
-      if (each->lose_server(random_.between(0, 3))) unheard_ = true;
+      if (each->lose_server(random_.between(0, 3))) left_unnoticed_ = true;
     server_ = nullptr;
     disk().disarm();
     ledger_->serve(nullptr);
@@ -335,8 +335,8 @@ class Lab final : public World, private sim::EventTarget {
           killed &&
           (pauses || (fault.kind == Fault::kill && ledger_->came_s(fault.worker) < fault.at_s));
     }
-    gentle = gentle && paused_s < connection_s / 2 && !unheard_;
-    killed = killed && paused_s < connection_s / 2 && !unheard_;
+    gentle = gentle && paused_s < connection_s / 2 && !left_unnoticed_;
+    killed = killed && paused_s < connection_s / 2 && !left_unnoticed_;
     for (auto const& worker : workers_) {
       auto const& sentences = worker->sentences();
       std::string const last = sentences.empty() ? "" : sentences.back();
@@ -373,9 +373,9 @@ class Lab final : public World, private sim::EventTarget {
   remote::RemoteRules rules_;
   std::shared_ptr<remote::ServerInProcess> server_;
   double server_frozen_s_ = 0;
-  std::size_t dying_ = 0;  // the fault by which its process is about to end amid its files
-  double missed_s_ = 0;    // how long it has awaited somebody
-  bool unheard_ = false;   // a worker has left while no server could hear it
+  std::size_t dying_ = 0;        // the fault by which its process is about to end amid its files
+  double missed_s_ = 0;          // how long it has waited for others
+  bool left_unnoticed_ = false;  // a worker has left while no server could hear it
   std::vector<std::unique_ptr<Line>> lines_;
   std::vector<Line*> lines_of_;  // [workers] the last one of each
   std::vector<std::unique_ptr<Worker>> workers_;

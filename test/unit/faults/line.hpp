@@ -118,14 +118,14 @@ class Line final : private sim::EventTarget {
   }
   /// The server's process has ended at once.
   /// @param worker_s  later the worker comes to know of it
-  /// @return whether the worker has gone and the server did not hear it
+  /// @return whether the worker has gone and the server did not notice
   bool lose_server(double worker_s) {
     if (connection_ == nullptr) return false;
-    bool const unheard = ends_[0] == nullptr && open() && !cut_;
+    bool const unnoticed = ends_[0] == nullptr && open() && !cut_;
     cut(worker_s, -1);
-    connection_->lose();  // it says nothing of this to anybody
+    connection_->lose();  // it tells neither end
     connection_ = nullptr;
-    return unheard;
+    return unnoticed;
   }
   [[nodiscard]] int worker() const noexcept { return worker_; }
   /// Whether the server has let the worker in.

@@ -123,7 +123,7 @@ template <class Selection>
                 : draw_late_model_of<osp::FirstFit>(random, "osp");
 }
 
-constexpr double patience_s = 60;    // of a worker, until something that it waits for comes
-constexpr double connection_s = 20;  // for an answer of the server itself
+constexpr double longest_wait_s = 60;  // of a worker, until something that it waits for comes
+constexpr double connection_s = 20;    // for an answer of the server itself
 
 }  // namespace lab

@@ -281,7 +281,7 @@ class Worker final : public Sleeper,
       rounds == stagger::detail::all_rounds ? link_->ask_last(l) : link_->ask(l, rounds);
   }
   void await() {
-    double const until_s = time_.queue.now_s() + patience_s;
+    double const until_s = time_.queue.now_s() + longest_wait_s;
     auto const missing = [this] {
       return chooses_ || std::any_of(layers_.begin(), layers_.end(),
                                      [](auto const& each) { return each.waits; });
@@ -291,7 +291,7 @@ class Worker final : public Sleeper,
         std::string const whom = link_->waits_for();
         throw stagger::Error(
             stagger::Errc::deadline,
-            stagger::text("worker ", number_, " has waited for ", patience_s, " s for ",
+            stagger::text("worker ", number_, " has waited for ", longest_wait_s, " s for ",
                           whom.empty() ? "weights on their way" : whom, "; see what it does"));
       }
       pause(until_s - time_.queue.now_s());

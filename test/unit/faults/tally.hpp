@@ -94,7 +94,7 @@ class Tally {
   void end(int n) {
     of(n).ended = true;
     of(n).begun = false;
-    touched_ = somebody_ended_ = true;
+    touched_ = any_ended_ = true;
   }
   void end_all() {
     for (std::size_t n = 0; n < workers_.size(); ++n) end(static_cast<int>(n));
@@ -123,7 +123,7 @@ class Tally {
     while (wrong_.empty() && more_added()) exact() ? add_round() : add_one();
     if (std::exchange(touched_, false) && wrong_.empty() && could_add())
       wrong("not added though it could be", -1, 0);
-    if (!std::exchange(somebody_ended_, false)) return;
+    if (!std::exchange(any_ended_, false)) return;
     for (Worker const& each : workers_)
       if (!each.ended) return;
     std::uint32_t start = 0;
@@ -321,7 +321,7 @@ class Tally {
   std::uint32_t streams_ = 0;
   int turn_ = 0;
   bool touched_ = false;  // there may be something to add
-  bool somebody_ended_ = false;
+  bool any_ended_ = false;
 };
 
 }  // namespace lab

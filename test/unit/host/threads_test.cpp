@@ -254,7 +254,7 @@ TEST_CASE("host/Threads: a recorded step has every action once, in order, within
 }
 
 TEST_CASE("host/Worker: a thread that parks misses no signal", "[host]") {
-  sg::host::Worker worker;
+  sg::host::detail::Worker worker;
   worker.park([] { return true; });  // returns at once
   CHECK(worker.wakeups == 0);
   worker.wake_if_parked();  // it is not

@@ -73,7 +73,7 @@ TEST_CASE("nccl/fault: a peer that never comes is an error in time, and the rank
     CHECK(has(error, "rank 0 of 2 waited 0.05 s to join a communicator: NCCL has not enqueued it"));
     CHECK(caught([&] { sum.wait(0.01); }) == sg::Errc::deadline);
     alone.abort("rank 1 is missing");
-    CHECK(alone.gone(patience_s));
+    CHECK(alone.gone(longest_wait_s));
     auto const after = caught([&] { sum.poll(); });
     CHECK(after == sg::Errc::cancelled);
     CHECK(has(after, "rank 1 is missing"));
@@ -91,7 +91,7 @@ TEST_CASE("nccl/fault: a rank that makes no matching call is an error in time", 
   CHECK(error == sg::Errc::deadline);
   CHECK(has(error, "it is on the stream and the device has not finished it"));
   ranks[0].abort("the other one is busy");
-  CHECK(ranks[0].gone(patience_s));
+  CHECK(ranks[0].gone(longest_wait_s));
 }
 
 TEST_CASE("nccl/fault: what NCCL refuses comes with NCCL's words", "[nccl]") {
@@ -111,7 +111,7 @@ TEST_CASE("nccl/fault: what NCCL refuses comes with NCCL's words", "[nccl]") {
       auto group = ranks[0].group();
       auto operation = ranks[0].send(group, std::span<float>(&x, 1), 0);
       group.submit();
-      operation.wait(patience_s);
+      operation.wait(longest_wait_s);
     });
     CHECK(error == sg::Errc::device);
     CHECK(has(error, "without a matching recv"));
@@ -138,7 +138,7 @@ TEST_CASE("nccl/fault: what NCCL refuses comes with NCCL's words", "[nccl]") {
     sg::nccl::Communicator first(a, invitation, 2, 0, stream);
     si::nccl_version(22703);
     sg::nccl::Communicator second(b, invitation, 2, 1, stream);
-    CHECK(has(caught([&] { first.joined().wait(patience_s); }), "Mismatched NCCL version"));
+    CHECK(has(caught([&] { first.joined().wait(longest_wait_s); }), "Mismatched NCCL version"));
   }
 }
 
@@ -156,16 +156,16 @@ TEST_CASE("nccl/fault: a call that cannot be right is refused before NCCL sees i
       ranks[0].send(group, std::span<float>(x), 1);
       auto operation = ranks[0].receive(group, std::span<float>(x), 7);
       group.submit();
-      operation.wait(patience_s);
+      operation.wait(longest_wait_s);
     });
     CHECK(error == sg::Errc::bad_configuration);
     CHECK(has(error, "rank 0 of 2: there is no rank 7 to exchange anything with; name one from 0"));
-    error = caught([&] { ranks[1].broadcast(std::span<float>(x), -1).wait(patience_s); });
+    error = caught([&] { ranks[1].broadcast(std::span<float>(x), -1).wait(longest_wait_s); });
     CHECK(has(error, "rank 1 of 2: there is no rank -1"));
     error = caught([&] {
       ranks[0]
           .all_reduce(std::span<float>(static_cast<float*>(nullptr), 3), Reduction::sum)
-          .wait(patience_s);
+          .wait(longest_wait_s);
     });
     CHECK(has(error, "a call for 3 elements has no memory"));
     CHECK(si::calls(si::Call::group_end) == calls);
@@ -185,12 +185,12 @@ TEST_CASE("nccl/fault: an argument that NCCL itself refuses ends the communicato
   ranks.join();
   si::fail(si::Call::group_end, 1, ncclInvalidArgument);
   auto const error = caught(
-      [&] { ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum).wait(patience_s); });
+      [&] { ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum).wait(longest_wait_s); });
   CHECK(error == sg::Errc::device);
   CHECK(has(error, "make the communicator anew"));
   auto const calls = si::calls(si::Call::group_end);
   auto const next = caught(
-      [&] { ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum).wait(patience_s); });
+      [&] { ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum).wait(longest_wait_s); });
   CHECK(next.words == error.words);
   CHECK(si::calls(si::Call::group_end) == calls);
 }
@@ -204,13 +204,13 @@ TEST_CASE("nccl/fault: an asynchronous error reaches every operation, and no cal
   auto first = ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum);
   auto second = ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum);
   si::break_communicators(0, 2, ncclRemoteError);
-  auto const error = caught([&] { first.wait(patience_s); });
+  auto const error = caught([&] { first.wait(longest_wait_s); });
   CHECK(error == sg::Errc::peer_failed);
   CHECK(has(error, "an injected error"));
-  CHECK(caught([&] { second.wait(patience_s); }) == sg::Errc::peer_failed);
+  CHECK(caught([&] { second.wait(longest_wait_s); }) == sg::Errc::peer_failed);
   auto const calls = si::calls(si::Call::group_end);
   auto third = ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum);
-  CHECK(caught([&] { third.wait(patience_s); }) == sg::Errc::peer_failed);
+  CHECK(caught([&] { third.wait(longest_wait_s); }) == sg::Errc::peer_failed);
   CHECK(si::calls(si::Call::group_end) == calls);
 }
 
@@ -238,7 +238,7 @@ TEST_CASE("nccl/fault: a process ends behind the aborts that are under way", "[n
       sg::cuda::Stream const stream;
       sg::nccl::Communicator one(device, sg::nccl::invite(0, [](std::span<std::byte>) {}), 1, 0,
                                  stream);
-      one.joined().wait(patience_s);
+      one.joined().wait(longest_wait_s);
       si::abort_takes(300);
     }
     while (si::aborts() == 0) std::this_thread::yield();  // the abort has begun
@@ -265,7 +265,7 @@ TEST_CASE("nccl/fault: a call that fails at once leaves an error, not a hang", "
   si::fail(si::Call::group_end, 1, ncclInternalError);
   float x = 1;
   auto sum = ranks[1].all_reduce(std::span<float>(&x, 1), Reduction::sum);
-  CHECK(caught([&] { sum.wait(patience_s); }) == sg::Errc::device);
+  CHECK(caught([&] { sum.wait(longest_wait_s); }) == sg::Errc::device);
   std::array<float, 3> three{};
   CHECK(has(caught([&] { ranks[0].all_gather(std::span<float>(three)); }),
             "3 elements cannot be cut into 2 equal"));

@@ -15,7 +15,7 @@
 using namespace gpus_model;
 using namespace processes;
 
-TEST_CASE("nccl/Gpus: processes record and replay together, whoever's batch has changed",
+TEST_CASE("nccl/Gpus: processes record and replay together, whichever one's batch has changed",
           "[nccl]") {
   int number = 0;
   for (Case const& c :

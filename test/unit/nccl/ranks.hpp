@@ -18,7 +18,7 @@ namespace nccl_ranks {
 namespace sg = stagger;
 namespace si = cuda_stand_in;
 
-inline constexpr double patience_s = 30;
+inline constexpr double longest_wait_s = 30;
 
 struct Rank {
   explicit Rank(int index) : device(index) {}
@@ -42,7 +42,7 @@ struct Ranks {
   [[nodiscard]] std::size_t size() const { return all.size(); }
 
   /// One call on each rank, then waits for all of them.
-  template <class Call> void each(Call call, double seconds = patience_s) const {
+  template <class Call> void each(Call call, double seconds = longest_wait_s) const {
     std::vector<sg::nccl::Operation> operations;
     for (std::size_t r = 0; r < size(); ++r) operations.push_back(call(r, (*this)[r]));
     wait(operations, seconds);
@@ -54,7 +54,7 @@ struct Ranks {
     each([](std::size_t, auto& c) { return c.finalize(); });
   }
 
-  static void wait(std::vector<sg::nccl::Operation>& operations, double seconds = patience_s) {
+  static void wait(std::vector<sg::nccl::Operation>& operations, double seconds = longest_wait_s) {
     auto const start = std::chrono::steady_clock::now();
     for (bool done = false; !done; std::this_thread::yield()) {
       done = true;

@@ -172,7 +172,8 @@ std::string temporary(char const* name) {
 
 }  // namespace
 
-TEST_CASE("nccl/rendezvous: over TCP every rank gets rank 0's id, whoever starts first", "[nccl]") {
+TEST_CASE("nccl/rendezvous: over TCP every rank gets rank 0's id, whichever starts first",
+          "[nccl]") {
   si::Session const session;
   require_one_id(all(5, launch(0, 5, "localhost", free_port()), {}));
   require_one_id(all(5, launch(0, 5, "::1", free_port()), {}));

@@ -261,7 +261,7 @@ class History {
     for (std::size_t n = 0; n < from_.size(); ++n)
       if (!slow_.ended[n]) from = std::min(from, from_[n]);
     if (!exact()) from = 0;
-    REQUIRE(store_.keeps(from));  // what somebody may still ask for, and nothing older
+    REQUIRE(store_.keeps(from));  // what may still be asked for, and nothing older
     REQUIRE((from == 0 || !store_.keeps(from - 1)));
     if (exact()) REQUIRE(slow_.rounds() - from <= distance_ + 1);
   }

@@ -126,7 +126,7 @@ TEST_CASE("partition/SplitPlan: a pair of layers needs one sum forward and one b
   CHECK(plan.layers[2].takes == Held::columns);
   CHECK(parameters_of(plan, two, 0) == 5 + 2 * (4 * 36 + 128 + 8));
   CHECK(parameters_of(plan, two, 1) == 5 + 2 * (4 * 36 + 128));
-  // Whoever cannot be split by inputs is split by outputs.
+  // Layers that cannot be split by inputs are split by outputs.
   two[3].by_inputs = two[6].by_inputs = false;
   CHECK(cuts(plan_split(two, {.group = 2, .threshold = 0, .pairs = true})) ==
         std::vector{Cut::modulo, Cut::shard, Cut::shard, Cut::shard, Cut::collect});

@@ -81,7 +81,7 @@ TEST_CASE("program/group_gradients: a program whose stages have one owner each s
   }
 }
 
-TEST_CASE("program/drop_unawaited: a signal is given as often as somebody waits for it",
+TEST_CASE("program/drop_unawaited: a signal is given as often as a rank waits for it",
           "[program]") {
   Program program = lay_out(schedule::GPipe{}.table({2, 4}));
   auto& rank = program.ranks[0];

@@ -75,8 +75,7 @@ TEST_CASE("program/fix_versions: every slot holds what the model says, from F to
   }
 }
 
-TEST_CASE("program/fix_versions: no more slots than versions that somebody still reads",
-          "[program]") {
+TEST_CASE("program/fix_versions: no more slots than versions that are still read", "[program]") {
   Row row;  // F0 F1 B0 F2 B1 F3 B2 ...: two in flight
   row.forward.push_back(row.length++);
   for (int m = 1; m < 6; ++m) {

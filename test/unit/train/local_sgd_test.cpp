@@ -273,7 +273,7 @@ TEST_CASE("train/LocalSgd: after a failure, all go on from the last mean", "[tra
   REQUIRE_THROWS_WITH(run(b.step(bad)), "out of ink");
   auto const mean = everything(b);
   REQUIRE(mean != own);
-  for (int step = 0; step < 2; ++step) {  // until it meets the server, a does not know
+  for (int step = 0; step < 2; ++step) {  // a learns of it in its next exchange
     try {
       static_cast<void>(run(a.step(batch)));
     } catch (sg::Error const& error) {

@@ -21,7 +21,7 @@ namespace {
 
 auto one_device() { return sg::Pipeline{model()}.on_one_device(Loss{}, sg::optimizer::AdamW{}); }
 
-/// Moves when somebody works.
+/// Moves on only while a layer works.
 struct Clock {
   using duration = std::chrono::nanoseconds;
   using time_point = std::chrono::time_point<Clock, duration>;

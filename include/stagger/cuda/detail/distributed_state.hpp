@@ -137,11 +137,11 @@ struct DistributedState {
 
   /// Moves the parameters of a cell, first owners first.
   /// @param memory  of the cell's rank
-  /// @param home  memory of the stage's values, unless the cell has its own
+  /// @param owner   the memory of the owner that has the stage's values; a cell may have its own
   [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory,
-                            ParameterMemory const* home) const {
+                            ParameterMemory const* owner) const {
     each_layer(cell, [&](std::size_t l, GradientShare* share) {
-      parameters(l).move_to(home);
+      parameters(l).move_to(owner);
       if (share != nullptr) share->move_to(parameters(l), parameters(l).stored(), memory);
     });
   }

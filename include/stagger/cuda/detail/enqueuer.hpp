@@ -60,12 +60,12 @@ class Enqueuer {
             "in a pipeline of one process, or without Options::replicas");
     std::size_t const own = streams_.gpu_of(0);
     streams_.use(own);
-    auto const& home = (*gpus_)[own].home;
+    auto const& stream = (*gpus_)[own].main_stream;
     for (std::size_t g = 0; g < gpus_->size(); ++g)
-      if (g != own) streams_.wait(home, streams_.end_of(slot_, g));
-    AtPlace const here(streams_.place_of(0, home));
+      if (g != own) streams_.wait(stream, streams_.end_of(slot_, g));
+    AtPlace const here(streams_.place_of(0, stream));
     machine_.join_outputs();
-    streams_.record(home, streams_.end_of(slot_, own));
+    streams_.record(stream, streams_.end_of(slot_, own));
   }
 
   /// Enqueues the work that undoes a step that was not decided.
@@ -122,8 +122,8 @@ class Enqueuer {
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       streams_.use(g);
       auto& gpu = (*gpus_)[g];
-      gpu.iteration.send(machine_, gpu.home, slot_);
-      if (timed_) gpu.timeline.begin(gpu.home);
+      gpu.iteration.send(machine_, gpu.main_stream, slot_);
+      if (timed_) gpu.timeline.begin(gpu.main_stream);
     }
     if (clips() || commits_together()) square_sums_.clear();
     streams_.fork();
@@ -227,7 +227,7 @@ class Enqueuer {
       if (gpus_->processes() != nullptr && losses() != nullptr)
         gpus_->processes()->all_reduce(
             std::span(gpu.iteration.place(0).losses, gpu.iteration.loss_count()));
-      streams_.ask([&] { return gpu.iteration.fetch(gpu.home, slot_); },
+      streams_.ask([&] { return gpu.iteration.fetch(gpu.main_stream, slot_); },
                    "fetch the loss of a step");
     }
     check(refused(), "change parameters of a step that was decided");

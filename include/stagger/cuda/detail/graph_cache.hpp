@@ -67,9 +67,9 @@ class GraphCache {
     if (last_ == Streams::none || last_replayed_ == replays) return;
     for (std::size_t g = 1; g < gpus().size(); ++g)
       if (replays)
-        streams_.wait(gpus()[0].home, streams_.end_of(last_, g));
+        streams_.wait(gpus()[0].main_stream, streams_.end_of(last_, g));
       else
-        streams_.wait(gpus()[g].home, streams_.end_of(last_, 0));
+        streams_.wait(gpus()[g].main_stream, streams_.end_of(last_, 0));
   }
   /// The last iteration; none if all have ended.
   void went(std::size_t slot, bool replayed) noexcept {
@@ -104,12 +104,12 @@ class GraphCache {
     Cached& cached = cached_[slot];
     cached.current = false;
     streams_.use(0);
-    cached.graph.capture(gpus()[0].home, *counts_, [&] {
+    cached.graph.capture(gpus()[0].main_stream, *counts_, [&] {
       streams_.follow(0);
       body();
       for (std::size_t g = 1; g < gpus().size(); ++g) {
-        streams_.record(gpus()[g].home, streams_.end_of(slot, g));
-        streams_.wait(gpus()[0].home, streams_.end_of(slot, g));
+        streams_.record(gpus()[g].main_stream, streams_.end_of(slot, g));
+        streams_.wait(gpus()[0].main_stream, streams_.end_of(slot, g));
       }
     });
     cached.arguments.remember(arguments, microbatches());
@@ -118,7 +118,7 @@ class GraphCache {
 
   void replay(std::size_t slot) {
     streams_.use(0);
-    cached_[slot].graph.replay(gpus()[0].home, *counts_);
+    cached_[slot].graph.replay(gpus()[0].main_stream, *counts_);
   }
 
   /// Destroys all graphs. Until then NCCL keeps the objects that they use.

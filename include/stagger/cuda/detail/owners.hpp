@@ -53,11 +53,11 @@ namespace stagger::cuda::detail {
     return streams.own(rank) ? &memories[streams.gpu_of(rank)] : machine.model.memory;
   };
   for (std::size_t c = 0; c < cells.size(); ++c) {
-    std::size_t home = state.first_owner(c);
-    while (!streams.own(state.rank_of(home)) && home + 1 < cells.size() &&
-           cells[home + 1].stage == cells[c].stage)
-      ++home;
-    state.settle(c, memory_of(c), memory_of(home));
+    std::size_t owner = state.first_owner(c);
+    while (!streams.own(state.rank_of(owner)) && owner + 1 < cells.size() &&
+           cells[owner + 1].stage == cells[c].stage)
+      ++owner;
+    state.settle(c, memory_of(c), memory_of(owner));
   }
 }
 

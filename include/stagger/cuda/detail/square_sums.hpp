@@ -42,7 +42,8 @@ class SquareSums {
   void clear() const {
     if (gpus().processes() == nullptr) return;
     auto& gpu = gpus()[0];
-    check(cudaMemsetAsync(gpu.sums.data(), 0, gpu.sums.size() * sizeof(double), gpu.home.get()),
+    check(cudaMemsetAsync(gpu.sums.data(), 0, gpu.sums.size() * sizeof(double),
+                          gpu.main_stream.get()),
           "clear sums of squares");
   }
 
@@ -55,8 +56,8 @@ class SquareSums {
       gpus().processes()->all_reduce(std::span(gpus()[0].sums.data(), gpus()[0].sums.size()));
     } else {
       for (std::size_t g = 1; g < gpus().size(); ++g) {
-        streams_.record(gpus()[g].home, streams_.event(g, streams_.numbers().start()));
-        streams_.wait(gpus()[0].home, streams_.event(g, streams_.numbers().start()));
+        streams_.record(gpus()[g].main_stream, streams_.event(g, streams_.numbers().start()));
+        streams_.wait(gpus()[0].main_stream, streams_.event(g, streams_.numbers().start()));
       }
       for (auto const& run : own_)
         if (run.gpu != 0) copy(run, run.gpu, 0);
@@ -79,7 +80,7 @@ class SquareSums {
   /// Enqueued on the first GPU's first stream.
   void copy(Run const& run, std::size_t from, std::size_t to) const {
     check(gpus().copy({gpus()[to].sums.data() + run.first, run.count * sizeof(double)}, to,
-                      gpus()[from].sums.data() + run.first, from, gpus()[0].home.get()),
+                      gpus()[from].sums.data() + run.first, from, gpus()[0].main_stream.get()),
           "copy sums of squares");
   }
 

@@ -24,7 +24,7 @@ struct Gpu {
 
   int device;  // first: it is selected for all below
   std::shared_ptr<Pool> pool;
-  Stream home{Priority::message};  ///< an iteration begins and ends there
+  Stream main_stream{Priority::message};  ///< an iteration begins and ends there
   EventTable events;
   Iteration iteration;
   Timeline timeline;
@@ -245,7 +245,7 @@ class Streams {
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       use(g);
       auto& begun = event(g, numbers_.start());
-      record((*gpus_)[g].home, begun);
+      record((*gpus_)[g].main_stream, begun);
       each_stream(g, [&](Stream const& stream, std::size_t) { wait(stream, begun); });
     }
   }
@@ -256,7 +256,7 @@ class Streams {
       use(g);
       each_stream(g, [&](Stream const& stream, std::size_t fence) {
         record(stream, event(g, fence));
-        wait((*gpus_)[g].home, event(g, fence));
+        wait((*gpus_)[g].main_stream, event(g, fence));
       });
     }
     std::size_t fence = numbers_.first_fence() + ranks();
@@ -264,7 +264,7 @@ class Streams {
       std::size_t const from = gpus_->at(channel.places.first);
       if (channel.stream && from < gpus_->size() && from != channel.gpu) {
         use(from);
-        wait((*gpus_)[from].home, event(channel.gpu, fence));
+        wait((*gpus_)[from].main_stream, event(channel.gpu, fence));
       }
       ++fence;
     }
@@ -272,9 +272,9 @@ class Streams {
   /// Lets the first stream of each GPU wait for that of another.
   void follow(std::size_t leader) {
     use(leader);
-    record((*gpus_)[leader].home, event(leader, numbers_.start()));
+    record((*gpus_)[leader].main_stream, event(leader, numbers_.start()));
     for (std::size_t g = 0; g < gpus_->size(); ++g)
-      if (g != leader) wait((*gpus_)[g].home, event(leader, numbers_.start()));
+      if (g != leader) wait((*gpus_)[g].main_stream, event(leader, numbers_.start()));
   }
 
   /// Records the end of a GPU's part of an iteration on its first stream, after everything else.
@@ -302,7 +302,7 @@ class Streams {
     bool idle = true;
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       gpus_->select(g);
-      idle = (*gpus_)[g].home.idle() && idle;
+      idle = (*gpus_)[g].main_stream.idle() && idle;
       each_stream(g, [&](Stream const& stream, std::size_t) { idle = stream.idle() && idle; });
     }
     current_ = none;

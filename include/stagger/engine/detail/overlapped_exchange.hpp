@@ -182,7 +182,7 @@ class OverlappedExchange final : public ServerExchange {
       change.version = 0;
       change.next_version = 1;
       machine.change(own, change);
-      own.zero_states();  // the server's optimizer has the state; here it stays at rest
+      own.zero_states();  // the server's optimizer has the state; here it stays zero
       calls().predict(staleness_.policy, own, layers_[l].kept.data(), part);
     });
   }
@@ -197,7 +197,7 @@ class OverlappedExchange final : public ServerExchange {
 
   [[gnu::cold]] void close(std::exception_ptr const& why) {
     ServerExchange::close(why);
-    for (Layer& layer : layers_) layer.late = {};  // of which nobody tells any more
+    for (Layer& layer : layers_) layer.late = {};  // no late values will arrive any more
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {

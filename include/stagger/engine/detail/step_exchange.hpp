@@ -209,10 +209,10 @@ class LocalExchange final : public StepExchange {
 
   bool execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
-    bool const meets = (steps_ + 1) % staleness_.push_minibatches == 0;
+    bool const exchanges = (steps_ + 1) % staleness_.push_minibatches == 0;
     if (in.op == Op::pull) {
-      if (meets) pull(cell);
-    } else if (meets) {
+      if (exchanges) pull(cell);
+    } else if (exchanges) {
       update(in);
       for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
       push(in.cell, [this](std::size_t l) { return exchanged()[l].values().data(); });
@@ -220,7 +220,7 @@ class LocalExchange final : public StepExchange {
       if (machine_.commit()) update(in);  // from here on the step cannot fail
       tell(in.cell, 1);
     }
-    return meets;
+    return exchanges;
   }
 
   [[nodiscard]] std::uint64_t bytes() const override {

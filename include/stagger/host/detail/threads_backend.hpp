@@ -25,6 +25,8 @@
 
 namespace stagger::host {
 
+namespace detail {
+
 /// How long a thread looks for a change before it sleeps.
 struct Spinning {
   static constexpr int pauses = 64;  // a few microseconds: a message from another core
@@ -114,7 +116,7 @@ template <class B> class AwaitedSteps {
 struct alignas(64) Worker {
   enum class State : std::uint8_t { runnable, blocked, done };
   struct Rank {
-    detail::RankState* rank;
+    stagger::detail::RankState* rank;
     State state;
   };
 
@@ -144,27 +146,29 @@ struct alignas(64) Worker {
 
 /// The error message of a step whose ranks no longer move.
 /// @param given  [signals] how often each was given
-[[nodiscard]] [[gnu::cold]] inline std::string stall_text(detail::Machine& machine,
+[[nodiscard]] [[gnu::cold]] inline std::string stall_text(stagger::detail::Machine& machine,
                                                           List<std::uint32_t> const& given) {
   List<std::size_t> at;
   for (auto const& rank : machine.ranks())
     at.push_back(static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
-  return text("no rank moved for ", machine.options().deadline_s,
-              " s: ", detail::describe_stall(machine.program(), at, given, machine.waits_for()),
+  return text("no rank moved for ", machine.options().deadline_s, " s: ",
+              stagger::detail::describe_stall(machine.program(), at, given, machine.waits_for()),
               "; raise Options::deadline_s if an action may take that long");
 }
+
+}  // namespace detail
 
 /// Carries out steps on threads, each of which polls its ranks one after the other.
 ///
 /// A signal between two ranks of one worker is a plain counter. One that crosses workers is an
 /// atomic with a single writer. A worker that has found nothing to do for a while parks.
-class ThreadsBackend : Spinning {
+class ThreadsBackend : detail::Spinning {
  public:
   static constexpr bool timed = false;
 
   /// @param places  threads that get a rank, 1 <= places <= device.count
   template <class Device>
-  ThreadsBackend(Device const&, detail::Machine& machine, int places)
+  ThreadsBackend(Device const&, stagger::detail::Machine& machine, int places)
       : machine_(machine), workers_(places) {
     machine.outside({this,
                      [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
@@ -239,7 +243,7 @@ class ThreadsBackend : Spinning {
     return signals_[wait.signal].value.load(std::memory_order_acquire) >= wait.count;
   }
 
-  void give(detail::RankState&, std::uint32_t which) noexcept {
+  void give(stagger::detail::RankState&, std::uint32_t which) noexcept {
     Signal& signal = signals_[which];
     std::uint32_t const value = signal.value.load(std::memory_order_relaxed) + 1;
     if (!signal.crosses) [[likely]] {
@@ -260,8 +264,8 @@ class ThreadsBackend : Spinning {
     workers_[signals_[which].taker].wake_if_parked();
   }
 
-  [[gnu::always_inline]] void execute(detail::RankState& rank, Instruction const& in) {
-    detail::carry_out(
+  [[gnu::always_inline]] void execute(stagger::detail::RankState& rank, Instruction const& in) {
+    stagger::detail::carry_out(
         machine_, rank, in,
         {[](void* self) { return static_cast<ThreadsBackend*>(self)->now_s(); }, this});
   }
@@ -276,7 +280,7 @@ class ThreadsBackend : Spinning {
     int taker = 0;  // worker
     bool crosses = false;
   };
-  using State = Worker::State;
+  using State = detail::Worker::State;
   struct Progress {
     ThreadsBackend const* backend;
     std::uint64_t operator()() const noexcept { return backend->progress(); }
@@ -330,7 +334,7 @@ class ThreadsBackend : Spinning {
   }
 
   /// Runs the ranks of a worker until all have stopped.
-  void work(Worker& worker) {
+  void work(detail::Worker& worker) {
     std::size_t open = worker.ranks.size();
     std::chrono::steady_clock::time_point idle_until{};
     int idle = 0;
@@ -341,7 +345,8 @@ class ThreadsBackend : Spinning {
         if (entry.state == State::blocked && !ready(entry.rank->blocked_on) && !stopping())
           continue;
         moved = true;
-        bool const blocked = detail::go_on(*this, *entry.rank) == detail::Progress::blocked;
+        bool const blocked =
+            stagger::detail::go_on(*this, *entry.rank) == stagger::detail::Progress::blocked;
         entry.state = blocked ? State::blocked : State::done;
         if (entry.state == State::done) --open;
       }
@@ -364,7 +369,7 @@ class ThreadsBackend : Spinning {
     }
   }
 
-  [[nodiscard]] bool has_work(Worker const& worker) const noexcept {
+  [[nodiscard]] bool has_work(detail::Worker const& worker) const noexcept {
     bool any = stopping();
     for (auto const& [rank, state] : worker.ranks)
       any = any || (state == State::blocked &&
@@ -377,7 +382,7 @@ class ThreadsBackend : Spinning {
       List<std::uint32_t> given;
       for (std::size_t s = 0; s < signal_count_; ++s)
         given.push_back(signals_[s].value.load(std::memory_order_relaxed));
-      return std::make_exception_ptr(Error(Errc::deadline, stall_text(machine_, given)));
+      return std::make_exception_ptr(Error(Errc::deadline, detail::stall_text(machine_, given)));
     } catch (...) {
       return std::current_exception();
     }
@@ -396,14 +401,14 @@ class ThreadsBackend : Spinning {
   std::size_t signal_count_ = 0;       // of the loaded program
   std::size_t inner_signals_ = 0;      // those that ranks give
   std::atomic<bool> stop_{false};      // the step has failed
-  detail::Machine& machine_;
-  FixedArray<Worker> workers_;  // [threads with ranks]
+  stagger::detail::Machine& machine_;
+  FixedArray<detail::Worker> workers_;  // [threads with ranks]
   std::chrono::steady_clock::time_point round_start_{};
 
   alignas(64) std::atomic<std::uint32_t> round_{0};    // steps begun
   alignas(64) std::atomic<std::uint32_t> running_{0};  // workers still at work
   std::atomic<bool> quit_{false};
-  AwaitedSteps<ThreadsBackend> awaited_{*this};
+  detail::AwaitedSteps<ThreadsBackend> awaited_{*this};
   stagger::detail::Watchdog<Progress, Expired> watchdog_{
       machine_.options().deadline_s, {this}, {this}};
 };

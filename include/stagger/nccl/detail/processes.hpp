@@ -154,8 +154,8 @@ class Processes final : public cuda::detail::Processes {
             double join_deadline_s, double deadline_s)
       : cuda::detail::Processes(rank, size),
         device_(gpu.device),
-        home_(gpu.home),
-        world_{Communicator(device_, invitation, size, rank, home_), {}, &home_},
+        main_stream_(gpu.main_stream),
+        world_{Communicator(device_, invitation, size, rank, main_stream_), {}, &main_stream_},
         join_deadline_s_(join_deadline_s),
         deadline_s_(deadline_s) {
     world_.all.joined().wait(join_deadline_s);
@@ -344,13 +344,13 @@ class Processes final : public cuda::detail::Processes {
     select();
     cuda::Tensor<T> there({host.size()});
     auto const copy = [&](void* to, void const* from, cudaMemcpyKind kind) {
-      cuda::check(cudaMemcpyAsync(to, from, host.size_bytes(), kind, home_.get()),
+      cuda::check(cudaMemcpyAsync(to, from, host.size_bytes(), kind, main_stream_.get()),
                   "copy what processes compare");
     };
     copy(there.data(), host.data(), cudaMemcpyHostToDevice);
     call(std::span<T>(there.data(), there.size())).wait(deadline_s_);
     copy(host.data(), there.data(), cudaMemcpyDeviceToHost);
-    wait_for_copies(home_);
+    wait_for_copies(main_stream_);
   }
 
   void join_none() {
@@ -380,7 +380,7 @@ class Processes final : public cuda::detail::Processes {
   }
 
   Device device_;
-  cuda::Stream const& home_;
+  cuda::Stream const& main_stream_;
   End world_;
   double join_deadline_s_;
   double deadline_s_;

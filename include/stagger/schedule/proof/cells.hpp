@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Indices into arrays with an entry for each stage, micro-batch and slice, and the check
+/// @file   Indices into arrays with an entry for each stage, microbatch and slice, and the check
 ///         that a table's actions are within their bounds.
 
 #include <cstddef>

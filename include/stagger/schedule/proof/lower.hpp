@@ -54,17 +54,17 @@ struct Inbox {
 
   std::size_t const n = table.actions.size(), P = table.row_begin.size();
   std::ptrdiff_t const stride = detail::cells_of_stage(table);
-  Grid<std::uint32_t> home(detail::cells(table));  // rank of each (stage, microbatch, slice)
+  Grid<std::uint32_t> rank_of(detail::cells(table));  // [stages][microbatches][slices]
   for (std::size_t r = 0; r < P; ++r) {
     for (Action const& a : table.row(static_cast<int>(r))) {
-      if (a.kind == Kind::forward) home[detail::cell(table, a)] = static_cast<std::uint32_t>(r);
+      if (a.kind == Kind::forward) rank_of[detail::cell(table, a)] = static_cast<std::uint32_t>(r);
     }
   }
   // The rank that reads what an action makes; the action's own where nobody does.
   auto const reader = [&](Action const& a, std::size_t rank) constexpr -> std::size_t {
     std::ptrdiff_t const c = detail::cell(table, a);
-    if (a.kind == Kind::forward) return a.stage + 1 < table.stages ? home[c + stride] : rank;
-    return gives_input_gradient(a.kind) && a.stage > 0 ? home[c - stride] : rank;
+    if (a.kind == Kind::forward) return a.stage + 1 < table.stages ? rank_of[c + stride] : rank;
+    return gives_input_gradient(a.kind) && a.stage > 0 ? rank_of[c - stride] : rank;
   };
   std::vector<detail::Ending> ending(n, detail::Ending{});
   std::uint32_t seen = 0;

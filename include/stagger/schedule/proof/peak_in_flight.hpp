@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The number of micro-batches that a table keeps in flight.
+/// @file   The number of microbatches that a table keeps in flight.
 
 #include <vector>
 

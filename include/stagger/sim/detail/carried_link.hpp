@@ -268,7 +268,7 @@ class CarriedLink final : public ParameterLink,
     }
   }
 
-  /// What goes wrong while nobody of this worker has called ends its stream.
+  /// An error outside of the worker's own calls ends its stream.
   template <class Body> void send(Body body) noexcept {
     try {
       body();
@@ -283,7 +283,7 @@ class CarriedLink final : public ParameterLink,
   bool exact_ = true;
   List<Layer> layers_;
   Parcels parcels_;
-  List<std::size_t> late_;  // parcels that travel one behind the other, the first of them now
+  List<std::size_t> late_;  // parcels sent one after another; the first is in transit
 };
 
 }  // namespace stagger::sim::detail
