@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   ZB-H1: backward cut in two, so that weight gradients fill what 1F1B leaves idle, at
+/// @file   ZB-H1: split backward, so that weight gradients fill what 1F1B leaves idle, at
 ///         1F1B's memory.
 /// @source Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241; order of PyTorch's
 ///         ScheduleInterleavedZeroBubble for every number of chunks.

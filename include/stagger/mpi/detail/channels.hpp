@@ -42,7 +42,7 @@ struct Envelope {
 enum Notice : std::uint32_t {
   notice_of_failure = 0xffff0000,
   notice_of_load,  ///< the process is about to load the program with this digest
-  notice_of_positions,
+  notice_of_progress,
   notice_of_spans,
   notice_of_results,
   notice_of_values,    ///< values that the process has updated, where each replica updates a part

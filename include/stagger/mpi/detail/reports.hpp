@@ -48,10 +48,10 @@ class Reports {
   }
   /// Sends the progress of this process's ranks, for the error messages of the others when nothing
   /// moves.
-  void send_positions(List<LocalRank> const& ranks, Stamp const& stamp) {
+  void send_progress(List<LocalRank> const& ranks, Stamp const& stamp) {
     auto message = channels_.blank();
     for (LocalRank const& entry : ranks) Watch::write(message->payload, *entry.rank);
-    channels_.post_to_all(std::move(message), stamp, notice_of_positions);
+    channels_.post_to_all(std::move(message), stamp, notice_of_progress);
   }
   /// @param what  notice_of_spans or notice_of_results
   void take(std::uint32_t what, ByteReader& in) {

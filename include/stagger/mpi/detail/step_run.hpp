@@ -220,7 +220,7 @@ class StepRun {
     if (what == notice_of_load)
       refuse_load(envelope, round_.stamp(), peer, here, machine_.program());
     require_same_step(envelope, round_.stamp(), peer, here);
-    if (what == notice_of_positions) return watch_.read(in);
+    if (what == notice_of_progress) return watch_.read(in);
     watch_.moved();
     if (what < notice_of_failure) {
       codec_.read(in, what, placement_->runs_here());
@@ -259,11 +259,11 @@ class StepRun {
       commit_.settle();
       decide();
     } else if (quiet_s >= (commit_.in_doubt() ? 1.5 : 1) * deadline_s) {
-      for (auto const& entry : ranks_) watch_.note_position(*entry.rank);
+      for (auto const& entry : ranks_) watch_.note_progress(*entry.rank);
       raise(Errc::deadline, watch_.describe_stall(machine_, *placement_, given_, open_ == 0),
             sums_.describe_pending());
     }
-    if (watch_.is_time_to_report(deadline_s / 8)) reports_.send_positions(ranks_, round_.stamp());
+    if (watch_.is_time_to_report(deadline_s / 8)) reports_.send_progress(ranks_, round_.stamp());
   }
 
   MessageCodec& codec_;

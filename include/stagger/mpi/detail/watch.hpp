@@ -49,7 +49,7 @@ class Watch {
   }
   static void write(ByteWriter& out, stagger::detail::RankState const& rank) {
     out.add(static_cast<std::uint32_t>(rank.number));
-    out.add(static_cast<std::uint64_t>(position(rank)));
+    out.add(static_cast<std::uint64_t>(done(rank)));
   }
   void read(ByteReader& in) {
     while (in.left() != 0) {
@@ -60,8 +60,8 @@ class Watch {
     }
   }
   /// Notes the progress of a rank of this process.
-  void note_position(stagger::detail::RankState const& rank) {
-    at_[static_cast<std::size_t>(rank.number)] = position(rank);
+  void note_progress(stagger::detail::RankState const& rank) {
+    at_[static_cast<std::size_t>(rank.number)] = done(rank);
   }
 
   /// The message of a stall: which rank waits for which.
@@ -83,7 +83,7 @@ class Watch {
   [[nodiscard]] static double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
-  [[nodiscard]] static std::size_t position(stagger::detail::RankState const& rank) {
+  [[nodiscard]] static std::size_t done(stagger::detail::RankState const& rank) {
     return static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin);
   }
 

@@ -46,43 +46,43 @@ class WaveExchange {
         waits_(workers.size()) {
     for (Links const& links : server.links) links_.emplace_back(links);
     for (std::size_t w = 0; w < workers.size(); ++w) {
-      first_rank_.push_back(static_cast<int>(cells_.size()));
+      first_rank_.push_back(static_cast<int>(stages_.size()));
       for (int s = 0; s < workers[w].stages(); ++s) {
         auto const& cuts = workers[w].cuts;
         std::size_t const stage = at(s);
-        cells_.push_back({.worker = static_cast<int>(w),
-                          .first = s == 0 ? 0 : cuts[stage - 1],
-                          .last = stage < cuts.size() ? cuts[stage] : layers_});
+        stages_.push_back({.worker = static_cast<int>(w),
+                           .first = s == 0 ? 0 : cuts[stage - 1],
+                           .last = stage < cuts.size() ? cuts[stage] : layers_});
       }
       for (std::size_t l = 0; l < workers[w].layer_links.size(); ++l)
         layer_links_(l, w) = workers[w].layer_links[l];
       played_[w].timeline.rows.resize(at(workers[w].stages()));
     }
-    for (Cell& cell : cells_) ask(cell);
+    for (WorkerStage& stage : stages_) ask(stage);
   }
 
   [[nodiscard]] double opens(StagePart const& part, int n, double input_s) const {
     int const rounds = needs(n);
-    Cell const& cell = cells_[at(part.rank)];
-    if (rounds == cell.taken || input_s < 0) return input_s;
-    return cell.rounds < rounds ? -1 : std::max(input_s, cell.arrived_s);
+    WorkerStage const& stage = stages_[at(part.rank)];
+    if (rounds == stage.taken || input_s < 0) return input_s;
+    return stage.rounds < rounds ? -1 : std::max(input_s, stage.arrived_s);
   }
 
   void ran(StagePart const& part, Kind kind, int n, double start_s, double end_s) {
-    Cell& cell = cells_[at(part.rank)];
-    PlayedWorker& played = played_[at(cell.worker)];
+    WorkerStage& stage = stages_[at(part.rank)];
+    PlayedWorker& played = played_[at(stage.worker)];
     played.timeline.rows[at(part.stage)].push_back(
         {{.kind = kind, .stage = part.stage, .microbatch = n}, start_s, end_s, false});
     if (kind == Kind::forward) {
       int const rounds = needs(n);
-      if (rounds == cell.taken) return;
-      if (cell.arrived_s > part.forward_at[n])
-        waits_[at(cell.worker)].emplace_back(part.forward_at[n], cell.arrived_s);
-      cell.taken = rounds;
+      if (rounds == stage.taken) return;
+      if (stage.arrived_s > part.forward_at[n])
+        waits_[at(stage.worker)].emplace_back(part.forward_at[n], stage.arrived_s);
+      stage.taken = rounds;
       now_s_ = start_s;
-      ask(cell);
+      ask(stage);
     } else if ((n + 1) % server_.in_flight == 0 || n + 1 == minibatches_) {
-      cell.push_s = end_s;
+      stage.push_s = end_s;
       next_s_ = std::min(next_s_, end_s);
     }
   }
@@ -94,14 +94,14 @@ class WaveExchange {
   template <class Wake> void advance(double now_s, Wake const& wake) {
     now_s_ = now_s;
     do {
-      for (Cell& cell : cells_)
-        if (cell.push_s <= now_s) push(cell);
+      for (WorkerStage& stage : stages_)
+        if (stage.push_s <= now_s) push(stage);
       for (Transfers& link : links_) {
         link.advance(now_s);
         for (std::uint32_t number = 0; link.arrived(number);) arrive(number);
       }
       next_s_ = never;
-      for (Cell const& cell : cells_) next_s_ = std::min(next_s_, cell.push_s);
+      for (WorkerStage const& stage : stages_) next_s_ = std::min(next_s_, stage.push_s);
       for (Transfers const& link : links_) next_s_ = std::min(next_s_, link.next_s());
     } while (next_s_ <= now_s);
     for (int const rank : opened_) wake(rank);
@@ -113,14 +113,14 @@ class WaveExchange {
     return std::move(played_);
   }
   [[nodiscard]] int first_rank(std::size_t worker) const { return first_rank_[worker]; }
-  [[nodiscard]] int ranks() const { return static_cast<int>(cells_.size()); }
+  [[nodiscard]] int ranks() const { return static_cast<int>(stages_.size()); }
 
  private:
   static constexpr double never = std::numeric_limits<double>::infinity();
   static constexpr int everything = std::numeric_limits<int>::max();  // rounds
 
   /// A stage of a worker.
-  struct Cell {
+  struct WorkerStage {
     int worker = 0;
     int first = 0, last = 0;  // layers first <= l < last
     double push_s = never;    // when it pushes next
@@ -138,13 +138,13 @@ class WaveExchange {
 
   /// Asks for the next round or, after the last one that a minibatch needs, for the weights with
   /// all pushes.
-  void ask(Cell& cell) {
-    if (cell.asks == everything) return;
-    cell.asks = cell.asks < most_ ? cell.asks + 1 : everything;
-    cell.missing = cell.last - cell.first;
-    for (int l = cell.first; l < cell.last; ++l) {
-      asked_(l, cell.worker) = cell.asks;
-      answer(l, cell.worker);
+  void ask(WorkerStage& stage) {
+    if (stage.asks == everything) return;
+    stage.asks = stage.asks < most_ ? stage.asks + 1 : everything;
+    stage.missing = stage.last - stage.first;
+    for (int l = stage.first; l < stage.last; ++l) {
+      asked_(l, stage.worker) = stage.asks;
+      answer(l, stage.worker);
     }
   }
   /// Sends the requested weights of a layer, if they are there.
@@ -158,9 +158,9 @@ class WaveExchange {
     send(layer, worker, Direction::pull);
   }
 
-  void push(Cell& cell) {
-    cell.push_s = never;
-    for (int l = cell.first; l < cell.last; ++l) send(l, cell.worker, Direction::push);
+  void push(WorkerStage& stage) {
+    stage.push_s = never;
+    for (int l = stage.first; l < stage.last; ++l) send(l, stage.worker, Direction::push);
   }
   void send(int layer, int worker, Direction direction) {
     auto const number = static_cast<std::uint32_t>((worker * layers_ + layer) * 2 +
@@ -179,11 +179,11 @@ class WaveExchange {
       return;
     }
     int rank = first_rank_[at(worker)];
-    while (cells_[at(rank)].last <= layer) ++rank;
-    Cell& cell = cells_[at(rank)];
-    if (--cell.missing != 0) return;
-    cell.rounds = cell.asks;
-    cell.arrived_s = now_s_;
+    while (stages_[at(rank)].last <= layer) ++rank;
+    WorkerStage& stage = stages_[at(rank)];
+    if (--stage.missing != 0) return;
+    stage.rounds = stage.asks;
+    stage.arrived_s = now_s_;
     opened_.push_back(rank);
     PlayedWorker& played = played_[at(worker)];
     played.end_s = std::max(played.end_s, now_s_);
@@ -210,7 +210,7 @@ class WaveExchange {
   Grid<int> layer_links_;  // [layers][workers]
   std::vector<PlayedWorker> played_;
   std::vector<std::vector<Interval>> waits_;  // [workers]
-  std::vector<Cell> cells_{};                 // [ranks]
+  std::vector<WorkerStage> stages_{};         // [ranks]
   std::vector<int> first_rank_{};             // [workers]
   std::vector<Transfers> links_{};
   std::vector<int> opened_{};  // ranks

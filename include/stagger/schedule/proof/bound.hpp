@@ -9,7 +9,7 @@
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/limits.hpp>
-#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/entries.hpp>
 #include <stagger/schedule/proof/stage_times.hpp>
 
 namespace stagger::schedule {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <stagger/core/grid.hpp>
-#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/entries.hpp>
 #include <stagger/schedule/proof/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -106,22 +106,22 @@ class ChannelTransfers {
   constexpr ChannelTransfers(Table const& table, Times const& times, Channels channels)
       : table_(table),
         times_(times),
-        stride_(cells_of_stage(table)),
-        gradients_(cells(table)),
+        stride_(entries_of_stage(table)),
+        gradients_(entries(table)),
         none_(static_cast<ActionIndex>(table.actions.size())),
         shared_(channels != Channels::independent),
         rank_of_(none_),
         partner_(none_, none_),
-        send_of_(2 * cells(table), none_),
+        send_of_(2 * entries(table), none_),
         queues_(table, channels, index_messages(), partner_, none_),
-        made_(2 * cells(table), -1.0),
-        arrived_(2 * cells(table), -1.0),
-        start_s_(2 * cells(table)),
+        made_(2 * entries(table), -1.0),
+        arrived_(2 * entries(table), -1.0),
+        start_s_(2 * entries(table)),
         waits_for_(table.ranks()),
         done_(none_) {}
 
   constexpr double arrives(int rank, Action const& a, double& given) {
-    std::ptrdiff_t const here = cell(table_, a);
+    std::ptrdiff_t const here = entry(table_, a);
     std::ptrdiff_t from = here;
     if (a.kind == Kind::forward) {
       if (a.stage == 0) return 0.0;
@@ -231,7 +231,7 @@ class ChannelTransfers {
     }
     for (std::size_t at = index; at < index + (a.overlaps_next ? 2 : 1); ++at) {
       Action const& b = table_.actions[at];
-      std::ptrdiff_t const here = cell(table_, b);
+      std::ptrdiff_t const here = entry(table_, b);
       if (b.kind == Kind::backward_weight) {
         if (made_[gradients_ + here] < 0) return not_made(at, gradients_ + here);
         continue;
@@ -253,7 +253,7 @@ class ChannelTransfers {
 
   /// Index of what an action makes or sends: forwards first, gradients after them.
   [[nodiscard]] constexpr std::ptrdiff_t value(Action const& a) const noexcept {
-    return cell(table_, a) +
+    return entry(table_, a) +
            (a.kind == Kind::forward || a.kind == Kind::send_forward ? 0 : gradients_);
   }
 
@@ -297,13 +297,13 @@ class ChannelTransfers {
   std::ptrdiff_t gradients_;  // index of the first, in arrays of values
   ActionIndex none_;          // no action
   bool shared_;
-  Grid<int> rank_of_;                   // [actions]
-  Grid<ActionIndex> partner_;           // [actions] other end of a message
-  Grid<ActionIndex> send_of_;           // [2 * cells] of a value; none_ where it stays on its rank
-  MessageQueues queues_;                // unused where channels are independent
+  Grid<int> rank_of_;          // [actions]
+  Grid<ActionIndex> partner_;  // [actions] other end of a message
+  Grid<ActionIndex> send_of_;  // [2 * entries] of a value; none_ where it stays on its rank
+  MessageQueues queues_;       // unused where channels are independent
   std::vector<ActionIndex> offered_{};  // messages that may have become ready
-  Grid<double> made_, arrived_;         // [2 * cells]
-  Grid<double> start_s_;                // [2 * cells] of the transfer
+  Grid<double> made_, arrived_;         // [2 * entries]
+  Grid<double> start_s_;                // [2 * entries] of the transfer
   Grid<std::ptrdiff_t> waits_for_;      // [ranks] the value that a rank waits for
   Grid<char> done_;                     // [actions]
 };

@@ -9,8 +9,8 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/fault.hpp>
-#include <stagger/schedule/proof/cells.hpp>
 #include <stagger/schedule/proof/channels.hpp>
+#include <stagger/schedule/proof/entries.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {
@@ -31,13 +31,13 @@ struct Seen {
 /// A table that is checked, and what the checks so far have found out about it.
 struct Checked {
   Table const& table;
-  Grid<Seen> seen{};  // [cells]
+  Grid<Seen> seen{};  // [entries]
   bool has_backward = false;
   bool has_messages = false;
   bool has_reductions = false;
   bool bidirectional = false;
 
-  [[nodiscard]] constexpr Seen& of(Action const& a) { return seen[cell(table, a)]; }
+  [[nodiscard]] constexpr Seen& of(Action const& a) { return seen[entry(table, a)]; }
 };
 
 /// The fault of the first action, row by row, for which `check(rank, position, action)` gives one.
@@ -65,8 +65,9 @@ template <class Check>
   return {};
 }
 
-/// What is missing in a table with fewer actions than cells, found without memory for each cell: of
-/// the first n + 1 cells, n forwards leave one out.
+/// What is missing in a table with fewer actions than there are stages times microbatches times
+/// slices, found without memory for each of these: of the first n + 1 of them, n forwards leave one
+/// out.
 [[nodiscard]] [[gnu::cold]] constexpr Fault first_gap(Table const& table) {
   auto const beyond = static_cast<std::ptrdiff_t>(table.actions.size()) + 1;
   Grid<char> there(beyond);
@@ -77,7 +78,7 @@ template <class Check>
       Action const& a = row[at];
       if (!in_range(table, a)) return fault_at(table, FaultKind::out_of_range, rank, at);
       if (a.kind != Kind::forward) continue;
-      std::ptrdiff_t here = a.stage;  // the cell, or some number beyond
+      std::ptrdiff_t here = a.stage;  // its entry, or some number beyond
       here = std::min(here, beyond) * table.microbatches + a.microbatch;
       here = std::min(here, beyond) * table.slices + a.slice;
       if (here < beyond) there[here] = 1;
@@ -96,7 +97,7 @@ template <class Check>
   constexpr unsigned backwards = Seen::bit(Kind::backward) | Seen::bit(Kind::backward_input) |
                                  Seen::bit(Kind::backward_weight);
   Table const& table = checked.table;
-  checked.seen = Grid<Seen>(cells(table));
+  checked.seen = Grid<Seen>(entries(table));
   for (int rank = 0; rank < table.ranks(); ++rank) {
     auto const row = table.row(rank);
     bool second = false;  // of a pair
@@ -139,7 +140,7 @@ template <class Check>
 [[nodiscard]] constexpr Fault check_complete(Checked const& checked) {
   Table const& table = checked.table;
   if (Fault const f = check_rows(table)) return f;
-  std::ptrdiff_t const stride = cells_of_stage(table);
+  std::ptrdiff_t const stride = entries_of_stage(table);
   for (std::ptrdiff_t c = 0; c < checked.seen.size(); ++c) {
     Seen const& s = checked.seen[c];
     Kind missing = Kind::forward;
@@ -188,11 +189,11 @@ template <class Check>
   struct Last {
     int rank = -1, step = -1;
   };
-  Grid<Last> last(cells_of_stage(table));  // of each slice of each microbatch
+  Grid<Last> last(entries_of_stage(table));  // of each slice of each microbatch
   return first_fault(table, [&](int rank, int at, Action const& a) {
     if (!is_compute(a.kind)) return FaultKind::none;
     bool const forward = a.kind == Kind::forward;
-    std::ptrdiff_t const here = cell(table, a);
+    std::ptrdiff_t const here = entry(table, a);
     Seen const& seen = checked.seen[here];
     if (a.kind == Kind::backward_weight)
       return seen.gradient_at > at ? FaultKind::order : FaultKind::none;
@@ -248,8 +249,8 @@ template <class Check>
 /// Each value that changes rank has one send after its action and one receive before its reader.
 [[nodiscard]] constexpr Fault check_messages(Checked& checked) {
   Table const& table = checked.table;
-  std::ptrdiff_t const stride = cells_of_stage(table);
-  // The other end's cell of a message; null unless its value changes rank.
+  std::ptrdiff_t const stride = entries_of_stage(table);
+  // The other end's entry of a message; null unless its value changes rank.
   auto const other_end = [&](Kind kind, int stage, std::ptrdiff_t here) -> Seen const* {
     int const by = kind == Kind::send_forward || kind == Kind::recv_backward ? 1 : -1;
     if (stage + by < 0 || stage + by >= table.stages) return nullptr;
@@ -259,13 +260,13 @@ template <class Check>
   Action lacks{};
   Fault fault = first_fault(table, [&](int rank, int at, Action const& a) {
     if (a.kind == Kind::reduce_gradient || a.kind == Kind::backward_weight) return FaultKind::none;
-    std::ptrdiff_t const at_cell = cell(table, a);
-    Seen const& here = checked.seen[at_cell];
+    std::ptrdiff_t const at_entry = entry(table, a);
+    Seen const& here = checked.seen[at_entry];
     if (is_compute(a.kind)) {
       bool const up = a.kind == Kind::forward;
       for (Kind const kind : {up ? Kind::send_forward : Kind::send_backward,
                               up ? Kind::recv_forward : Kind::recv_backward}) {
-        if (here.has(kind) || other_end(kind, a.stage, at_cell) == nullptr) continue;
+        if (here.has(kind) || other_end(kind, a.stage, at_entry) == nullptr) continue;
         lacks = {.kind = kind, .stage = a.stage, .microbatch = a.microbatch, .slice = a.slice};
         return FaultKind::unmatched_message;
       }
@@ -275,7 +276,7 @@ template <class Check>
     bool const forward = a.kind == Kind::send_forward || a.kind == Kind::recv_forward;
     bool const send = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
     if (here.rank != rank) return FaultKind::placement;
-    Seen const* const other = other_end(a.kind, a.stage, at_cell);
+    Seen const* const other = other_end(a.kind, a.stage, at_entry);
     if (other == nullptr || !other->has(partner(a).kind) || (!forward && !checked.has_backward))
       return FaultKind::unmatched_message;
     int const compute_at = forward ? here.forward_at : here.gradient_at;
@@ -288,13 +289,13 @@ template <class Check>
 /// Consumers follow their producer's order, and receives the order of the sends, on every edge.
 [[nodiscard]] constexpr Fault check_edges(Checked& checked) {
   Table const& table = checked.table;
-  std::ptrdiff_t const stride = cells_of_stage(table);
-  Grid<int> sent(checked.has_messages ? 2 * cells(table) : 0, -1);  // positions
+  std::ptrdiff_t const stride = entries_of_stage(table);
+  Grid<int> sent(checked.has_messages ? 2 * entries(table) : 0, -1);  // positions
   for (int rank = 0; checked.has_messages && rank < table.ranks(); ++rank) {
     int at = 0;
     for (Action const& a : table.row(rank)) {
-      if (a.kind == Kind::send_forward) sent[cell(table, a)] = at;
-      if (a.kind == Kind::send_backward) sent[cells(table) + cell(table, a)] = at;
+      if (a.kind == Kind::send_forward) sent[entry(table, a)] = at;
+      if (a.kind == Kind::send_backward) sent[entries(table) + entry(table, a)] = at;
       ++at;
     }
   }
@@ -303,16 +304,16 @@ template <class Check>
   return first_fault(table, [&](int, int, Action const& a) {
     int consumer = 0, given = 0;
     if (a.kind == Kind::forward && a.stage > 0) {
-      given = checked.seen[cell(table, a) - stride].forward_at;
+      given = checked.seen[entry(table, a) - stride].forward_at;
     } else if (gives_input_gradient(a.kind) && a.stage + 1 < table.stages) {
       consumer = 1;
-      given = checked.seen[cell(table, a) + stride].gradient_at;
+      given = checked.seen[entry(table, a) + stride].gradient_at;
     } else if (a.kind == Kind::recv_forward) {
       consumer = 2;
-      given = sent[cell(table, a) - stride];
+      given = sent[entry(table, a) - stride];
     } else if (a.kind == Kind::recv_backward) {
       consumer = 3;
-      given = sent[cells(table) + cell(table, a) + stride];
+      given = sent[entries(table) + entry(table, a) + stride];
     } else {
       return FaultKind::none;
     }

@@ -141,12 +141,13 @@ class Account {
 /// arrived and only room for it was missing. Of a wait for both, the later part counts as memory.
 constexpr void move_memory_waits(Table const& table, Times const& times, Limits const& limits,
                                  Evaluation& out) {
-  std::ptrdiff_t const stride = cells_of_stage(table);
-  Grid<double> made(cells(table)), gradient(cells(table));  // ends of forwards and input gradients
-  Grid<double> received(cells(table), -1.0);                // ends of transfers to forwards
+  std::ptrdiff_t const stride = entries_of_stage(table);
+  Grid<double> made(entries(table)),
+      gradient(entries(table));                 // ends of forwards and input gradients
+  Grid<double> received(entries(table), -1.0);  // ends of transfers to forwards
   for (auto const& row : out.timeline.rows) {
     for (Span const& s : row) {
-      std::ptrdiff_t const here = cell(table, s.action);
+      std::ptrdiff_t const here = entry(table, s.action);
       if (s.action.kind == Kind::forward) made[here] = s.end_s;
       if (gives_input_gradient(s.action.kind)) gradient[here] = s.end_s;
       if (s.action.kind == Kind::recv_forward) received[here] = s.end_s;
@@ -154,7 +155,7 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
   }
   auto const arrival = [&](Action const& forward) {
     if (forward.stage == 0) return 0.0;
-    std::ptrdiff_t const here = cell(table, forward);
+    std::ptrdiff_t const here = entry(table, forward);
     if (received[here] >= 0) return received[here];
     return made[here - stride] + times[forward.stage].link_forward;
   };
@@ -174,7 +175,7 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
         if (s.start_s > from) {
           // The end of a wait is the gradient's way over the link, what is before it a dependency.
           bool const last = s.action.stage + 1 == table.stages;
-          double const given = last ? 0 : gradient[cell(table, s.action) + stride];
+          double const given = last ? 0 : gradient[entry(table, s.action) + stride];
           double const on_link = std::max(0.0, s.start_s - std::max(from, given));
           out.idle[r].memory_s += s.start_s - from;
           out.idle[r].link_s -= on_link;

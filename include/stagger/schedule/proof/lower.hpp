@@ -53,16 +53,16 @@ struct Inbox {
   require_costs(costs, table.stages);
 
   std::size_t const n = table.actions.size(), P = table.row_begin.size();
-  std::ptrdiff_t const stride = detail::cells_of_stage(table);
-  Grid<std::uint32_t> rank_of(detail::cells(table));  // [stages][microbatches][slices]
+  std::ptrdiff_t const stride = detail::entries_of_stage(table);
+  Grid<std::uint32_t> rank_of(detail::entries(table));  // [stages][microbatches][slices]
   for (std::size_t r = 0; r < P; ++r) {
     for (Action const& a : table.row(static_cast<int>(r))) {
-      if (a.kind == Kind::forward) rank_of[detail::cell(table, a)] = static_cast<std::uint32_t>(r);
+      if (a.kind == Kind::forward) rank_of[detail::entry(table, a)] = static_cast<std::uint32_t>(r);
     }
   }
   // The rank that reads what an action makes; the action's own where nobody does.
   auto const reader = [&](Action const& a, std::size_t rank) constexpr -> std::size_t {
-    std::ptrdiff_t const c = detail::cell(table, a);
+    std::ptrdiff_t const c = detail::entry(table, a);
     if (a.kind == Kind::forward) return a.stage + 1 < table.stages ? rank_of[c + stride] : rank;
     return gives_input_gradient(a.kind) && a.stage > 0 ? rank_of[c - stride] : rank;
   };

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <stagger/core/grid.hpp>
-#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/entries.hpp>
 #include <stagger/schedule/proof/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -54,14 +54,14 @@ class Delays {
   constexpr Delays(Table const& table, Times const& times)
       : table_(table),
         times_(times),
-        stride_(cells_of_stage(table)),
-        forward_(cells(table), not_made_),
-        gradient_(cells(table), not_made_) {}
+        stride_(entries_of_stage(table)),
+        forward_(entries(table), not_made_),
+        gradient_(entries(table), not_made_) {}
 
   /// When the input of an action is on its rank; negative while it is not.
   /// @param given  raised to when the input was made, without the link
   constexpr double arrives(int rank, Action const& a, double& given) {
-    std::ptrdiff_t const here = cell(table_, a);
+    std::ptrdiff_t const here = entry(table_, a);
     double* input = nullptr;
     double link = 0;
     if (a.kind == Kind::forward) {
@@ -88,7 +88,7 @@ class Delays {
   constexpr void ended(std::size_t, Action const& a, double end, std::vector<int>& runnable) {
     if (!makes_value(a.kind)) return;
     double& value =
-        a.kind == Kind::forward ? forward_[cell(table_, a)] : gradient_[cell(table_, a)];
+        a.kind == Kind::forward ? forward_[entry(table_, a)] : gradient_[entry(table_, a)];
     if (value <= -2) runnable.push_back(static_cast<int>(-2.0 - value));
     value = end;
   }
@@ -102,7 +102,7 @@ class Delays {
   Table const& table_;
   Times const& times_;
   std::ptrdiff_t stride_;
-  Grid<double> forward_, gradient_;  // [cells] ends
+  Grid<double> forward_, gradient_;  // [entries] ends
 };
 
 /// A visitor for `play` that keeps when the last action ends. Callers that need no more share this

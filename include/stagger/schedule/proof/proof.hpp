@@ -57,14 +57,14 @@ template <auto Policy, Shape S, int Rank> struct ProofRow {
 
 /// Where a proof stands between two parts.
 template <int Stages, int Microbatches, int Ranks> struct ProofState {
-  static constexpr std::size_t cell_count = std::size_t{Stages} * std::size_t{Microbatches};
+  static constexpr std::size_t entry_count = std::size_t{Stages} * std::size_t{Microbatches};
   // A stage may belong to two ranks, each with half of its microbatches.
   static constexpr std::size_t owner_count = 2 * std::size_t{Stages};
   static constexpr std::size_t rank_count = std::size_t{Ranks};
   // Plain arrays: a compiler evaluates each operator[] of std::array as a call.
-  std::uint16_t forward_at[cell_count]{};   // position in its row + 1; 0: not run
-  std::uint16_t gradient_at[cell_count]{};  // of B or I
-  bool weighed[cell_count]{};
+  std::uint16_t forward_at[entry_count]{};   // position in its row + 1; 0: not run
+  std::uint16_t gradient_at[entry_count]{};  // of B or I
+  bool weighed[entry_count]{};
   int cursor[rank_count]{};
   int live[rank_count]{};
   int owner[owner_count]{};             // rank + 1, for each half of the microbatches

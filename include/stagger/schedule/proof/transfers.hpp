@@ -9,7 +9,7 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/costs.hpp>
-#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/entries.hpp>
 #include <stagger/schedule/proof/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/timeline.hpp>
@@ -27,10 +27,10 @@ inline void add_transfers(Timeline& timeline, Table const& table, Costs const& c
   });
   if (!any) return;
   // Of a stage that two ranks hold, each microbatch runs on one of them.
-  Grid<int> ranks(detail::cells(table), -1);
+  Grid<int> ranks(detail::entries(table), -1);
   for (int r = 0; r < table.ranks(); ++r) {
     for (Action const& a : table.row(r))
-      if (is_compute(a.kind)) ranks[detail::cell(table, a)] = r;
+      if (is_compute(a.kind)) ranks[detail::entry(table, a)] = r;
   }
   Grid<std::vector<Span>> messages(timeline.ranks());
   for (int r = 0; r < timeline.ranks(); ++r) {
@@ -45,7 +45,7 @@ inline void add_transfers(Timeline& timeline, Table const& table, Costs const& c
                      .stage = to,
                      .microbatch = a.microbatch,
                      .slice = a.slice};
-      int const rank = ranks[detail::cell(table, receive)];
+      int const rank = ranks[detail::entry(table, receive)];
       if (!(link_s > 0) || rank < 0 || rank == r) continue;
       Action send = receive;
       send.kind = forward ? Kind::send_forward : Kind::send_backward;

@@ -9,7 +9,7 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/limits.hpp>
-#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/entries.hpp>
 #include <stagger/schedule/proof/stage_times.hpp>
 
 namespace stagger::schedule::detail {
@@ -50,8 +50,9 @@ namespace stagger::schedule::detail {
     std::size_t weighed = 0;        // how many of them have run
     std::vector<Action> row{};
   };
-  std::ptrdiff_t const stride = cells_of_stage(table);
-  Grid<double> forward(cells(table), -1.0), gradient(cells(table), -1.0);  // ends; -2 - r: r waits
+  std::ptrdiff_t const stride = entries_of_stage(table);
+  Grid<double> forward(entries(table), -1.0),
+      gradient(entries(table), -1.0);  // ends; -2 - r: r waits
   Grid<Rank> ranks(table.ranks());
   std::vector<int> runnable;
   for (int r = table.ranks(); r-- > 0;) runnable.push_back(r);
@@ -65,7 +66,7 @@ namespace stagger::schedule::detail {
       if (a.kind == Kind::backward_weight) continue;
       StageTimes const& t = times[a.stage];
       bool const up = a.kind == Kind::forward;
-      std::ptrdiff_t const here = cell(table, a);
+      std::ptrdiff_t const here = entry(table, a);
       double ready = 0;
       if (up ? a.stage > 0 : a.stage + 1 < table.stages) {
         double& input = up ? forward[here - stride] : gradient[here + stride];

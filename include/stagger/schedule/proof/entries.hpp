@@ -12,19 +12,19 @@
 namespace stagger::schedule::detail {
 
 /// Index of (stage, microbatch, slice) in arrays that hold one entry for each.
-[[nodiscard]] constexpr std::ptrdiff_t cell(Table const& table, Action const& a) noexcept {
+[[nodiscard]] constexpr std::ptrdiff_t entry(Table const& table, Action const& a) noexcept {
   return (static_cast<std::ptrdiff_t>(a.stage) * table.microbatches + a.microbatch) * table.slices +
          a.slice;
 }
 
 /// Number of entries of one stage: from an entry to that of the next stage.
-[[nodiscard]] constexpr std::ptrdiff_t cells_of_stage(Table const& table) noexcept {
+[[nodiscard]] constexpr std::ptrdiff_t entries_of_stage(Table const& table) noexcept {
   return static_cast<std::ptrdiff_t>(table.microbatches) * table.slices;
 }
 
 /// Number of all entries.
-[[nodiscard]] constexpr std::ptrdiff_t cells(Table const& table) noexcept {
-  return table.stages * cells_of_stage(table);
+[[nodiscard]] constexpr std::ptrdiff_t entries(Table const& table) noexcept {
+  return table.stages * entries_of_stage(table);
 }
 
 /// True when every index of the action lies in the table's range.
@@ -57,8 +57,8 @@ namespace stagger::schedule::detail {
           .action = table.row(rank)[position]};
 }
 
-/// Refuses a table whose actions would index outside of arrays of cells, or for which these would
-/// be needlessly large. `play` requires this.
+/// Refuses a table whose actions would index outside of such arrays, or for which these would be
+/// needlessly large. `play` requires this.
 /// @throws Error bad_schedule
 constexpr void require_playable(Table const& table) {
   for (int r = 0; r < table.ranks(); ++r) {
