@@ -27,17 +27,16 @@
 /// |---|---|---|
 /// | `flushes` | compiling `with` | is every rank idle when an iteration ends? If not: a staleness model, and `stream` |
 /// | `chunks()` | once, in `with` | V. S stages make S / V ranks |
-/// | `table(shape)` | once for each new number of microbatches, and for training and prediction | throws Error for a shape that it cannot serve |
+/// | `table(shape)` | once for training and once for prediction, for each new number of microbatches; with replicas also once in `with`; again when gradient groups change, or if its program, one of the eight that are kept, has been dropped | throws Error for a shape that it cannot serve |
 /// | `proven` | compiling `with`; optional | true: its tables are known to be legal, and are not verified before they run |
 /// | `slices` | once, in `with`; optional | an int: into how many slices of the sequence it cuts a microbatch; each input of a batch is then a slice |
 /// | `rows(shape, first, last)` | by `schedule::proof`; optional | the rows of these ranks alone, for shapes whose whole table is too large for a compiler |
 /// | `weight_versions(shape, rank)` | by `evaluate`, where it does not flush | how many versions of its weights a rank keeps |
 /// | `facts()` | once, in `with`; optional | `Facts`, of a schedule chosen while the program runs |
 ///
-/// The engine promises: a table is copied, and not requested again for the same numbers while its
-/// program is kept; a table that is not proven is verified, and refused with its first fault in one
-/// sentence; every rank runs its row in the given order. The bits of a step depend on the order of
-/// the backward actions of each stage, and on nothing else of it.
+/// The engine promises: a table is copied; one that is not proven is verified, and refused with its
+/// first fault in one sentence; every rank runs its row in the given order. The bits of a step depend
+/// on the order of the backward actions of each stage, and on nothing else of the table.
 ///
 /// In examples/14_own_policies.cpp:
 /// @code
