@@ -13,7 +13,7 @@ set(input /dev/null)
 macro(run)
   execute_process(COMMAND ${PROGRAM} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors
                   WORKING_DIRECTORY ${FOLDER} INPUT_FILE ${input} TIMEOUT 120)
-  list(JOIN ARGN " " called)
+  string(JOIN " " called ${ARGN})
 endmacro()
 
 function(fail sentence)

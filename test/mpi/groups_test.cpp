@@ -406,8 +406,9 @@ TEST_CASE("mpi/groups: the paper's network, so many weights in a process", "[mpi
   int const members = processes();
   if (members == 3) return;
   auto train =
-      sg::Pipeline{sg::Sequential{Weights::convolutions(1'734'336, 4096), Weights{4096, 1024},
-                                  Weights{1024, 1024}, Weights{1024, 10}}}
+      sg::Pipeline{sg::Sequential{IdleWeights::convolutions(1'734'336, 4096),
+                                  IdleWeights{4096, 1024}, IdleWeights{1024, 1024},
+                                  IdleWeights{1024, 10}}}
           .with(sg::partition::LayerSplit{.group = members}, optimizer(), sg::mpi::Processes{},
                 sg::loss::MeanSquaredError<float>{}, sg::Options{.replicas = {members}});
   auto const rows = static_cast<std::size_t>(members);

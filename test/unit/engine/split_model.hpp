@@ -358,16 +358,16 @@ inline std::vector<Choice> choices() {
 }
 
 /// So many weights, and no work.
-struct Weights {
+struct IdleWeights {
   using Input = Matrix<float>;
   using Output = Matrix<float>;
   std::size_t in, out;
   bool splits = true;
   sg::Parameter<> weight;
-  Weights(std::size_t inputs_of, std::size_t outputs_of)
+  IdleWeights(std::size_t inputs_of, std::size_t outputs_of)
       : in(inputs_of), out(outputs_of), weight("weight", inputs_of * outputs_of, &zeros, 1) {}
-  static Weights convolutions(std::size_t count, std::size_t outputs_of) {
-    Weights all(1, outputs_of);
+  static IdleWeights convolutions(std::size_t count, std::size_t outputs_of) {
+    IdleWeights all(1, outputs_of);
     all.splits = false;
     all.weight = {"weight", count, &zeros, 1};
     return all;
@@ -376,10 +376,10 @@ struct Weights {
   auto parameters() { return std::tie(weight); }
   [[nodiscard]] std::size_t inputs() const { return splits ? in : 0; }
   [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
-  [[nodiscard]] Weights part(int member, int members, sg::SplitBy) const {
+  [[nodiscard]] IdleWeights part(int member, int members, sg::SplitBy) const {
     auto const mine =
         sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out);
-    Weights own = *this;
+    IdleWeights own = *this;
     own.out = mine.size();
     own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
     return own;
@@ -407,8 +407,8 @@ inline std::vector<AveragedCase> averaged_cases() {
           {4, 6 * 1024 / 4, 6}};
 }
 template <class Device> auto averaged_pipeline(Device device, int members) {
-  return sg::Pipeline{sg::Sequential{Weights::convolutions(1024, 64), Weights{64, 32},
-                                     Weights{32, 64}, Weights{64, 8}}}
+  return sg::Pipeline{sg::Sequential{IdleWeights::convolutions(1024, 64), IdleWeights{64, 32},
+                                     IdleWeights{32, 64}, IdleWeights{64, 8}}}
       .with(sg::partition::LayerSplit{.group = members, .threshold = 30}, std::move(device),
             sg::loss::MeanSquaredError<float>{},
             sg::collective::AllReduce<sg::collective::grouping::Layerwise>{},
