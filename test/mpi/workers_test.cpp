@@ -290,6 +290,43 @@ void require_same_workers(int workers, std::vector<int> const& layer_processes, 
   server.serve();
 }
 
+/// What the processes remember of the layers that they keep, in all of them, once all have ended.
+std::vector<std::vector<workers_oracle::ServerEvent>> logs_of_all(
+    sg::mpi::ParameterServer const& server, std::vector<int> const& layer_processes) {
+  MPI_Barrier(MPI_COMM_WORLD);
+  std::vector<std::vector<workers_oracle::ServerEvent>> all(layers);
+  for (std::size_t l = 0; l < layers; ++l) {
+    int const keeper =
+        layer_processes.empty() ? static_cast<int>(l) % processes() : layer_processes[l];
+    if (process() == keeper)
+      all[l] = server.log(l);
+    else
+      REQUIRE_THROWS_WITH(server.log(l), Catch::Matchers::Contains("; ask there"));
+    auto size = static_cast<int>(all[l].size());
+    MPI_Bcast(&size, 1, MPI_INT, keeper, MPI_COMM_WORLD);
+    all[l].resize(static_cast<std::size_t>(size));
+    MPI_Bcast(all[l].data(), size * static_cast<int>(sizeof all[l][0]), MPI_BYTE, keeper,
+              MPI_COMM_WORLD);
+  }
+  return all;
+}
+
+/// Half of the processes, which share a worker; with one process, all of them.
+struct Half {
+  int workers = processes() > 1 ? 2 : 1;
+  int own = process() * workers / processes();  // the worker of this process
+  MPI_Comm processes_of_it = MPI_COMM_NULL;
+  int stages = 0;  // one in each of them
+  Half() {
+    MPI_Comm_split(MPI_COMM_WORLD, own, 0, &processes_of_it);
+    MPI_Comm_size(processes_of_it, &stages);
+  }
+  Half(Half const&) = delete;
+  Half& operator=(Half const&) = delete;
+  ~Half() { MPI_Comm_free(&processes_of_it); }
+  [[nodiscard]] sg::mpi::Processes device() const { return {.processes = processes_of_it}; }
+};
+
 auto const streams = [](auto& train, Batch const& batch) { return train.stream(batch); };
 auto const steps = [](auto& train, Batch const& batch) { return train.step(batch); };
 
@@ -373,24 +410,7 @@ TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of dri
     auto const drift = [&](auto const& model) {
       sg::mpi::ParameterServer const server(
           {.workers = workers, .log = true, .layer_processes = layer_processes}, adam);
-      auto const logs = [&] {
-        MPI_Barrier(MPI_COMM_WORLD);
-        std::vector<std::vector<workers_oracle::ServerEvent>> all(layers);
-        for (std::size_t l = 0; l < layers; ++l) {
-          int const keeper =
-              layer_processes.empty() ? static_cast<int>(l) % processes() : layer_processes[l];
-          if (process() == keeper)
-            all[l] = server.log(l);
-          else
-            REQUIRE_THROWS_WITH(server.log(l), Catch::Matchers::Contains("; ask there"));
-          auto size = static_cast<int>(all[l].size());
-          MPI_Bcast(&size, 1, MPI_INT, keeper, MPI_COMM_WORLD);
-          all[l].resize(static_cast<std::size_t>(size));
-          MPI_Bcast(all[l].data(), size * static_cast<int>(sizeof all[l][0]), MPI_BYTE, keeper,
-                    MPI_COMM_WORLD);
-        }
-        return all;
-      };
+      auto const logs = [&] { return logs_of_all(server, layer_processes); };
       workers_oracle::replay_drifting(model, workers, workers_here(workers), server, logs, {2}, 1);
       server.serve();
     };
@@ -445,14 +465,11 @@ TEST_CASE("mpi/ParameterServer: late layers have the bits of a server in one pro
 
 TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers on threads",
           "[mpi]") {
-  int const count = processes() > 1 ? 2 : 1;  // each has half of the processes
-  int const own = process() * count / processes();
-  MPI_Comm half = MPI_COMM_NULL;
-  MPI_Comm_split(MPI_COMM_WORLD, own, 0, &half);
-  int stages = 0;
-  MPI_Comm_size(half, &stages);
+  Half const half;
+  int const count = half.workers;
+  int const own = half.own;
   for (auto const& layer_processes : placements())
-    for (std::string const kind : {"stream", "step", "changes"}) {
+    for (std::string const kind : {"stream", "step", "changes", "in turn"}) {
       CAPTURE(layer_processes, kind);
       sg::mpi::ParameterServer const server({.workers = count, .layer_processes = layer_processes},
                                             adam);
@@ -460,12 +477,11 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
       auto const make = [&](sg::collective::ServerWorker worker, auto device, int number,
                             auto model, auto schedule) {
         return sg::Pipeline{::model()}.with(
-            sg::partition::Cuts{even_cuts(number == own ? stages : 2)}, schedule, model,
+            sg::partition::Cuts{even_cuts(number == own ? half.stages : 2)}, schedule, model,
             std::move(worker), Loss{}, adam, device);
       };
       auto const compare = [&](auto staleness, auto schedule, auto take) {
-        auto there = make(server.worker(own), sg::mpi::Processes{.processes = half}, own, staleness,
-                          schedule);
+        auto there = make(server.worker(own), half.device(), own, staleness, schedule);
         using Trainer =
             decltype(make(near.worker(0), sg::host::Threads{1}, 0, staleness, schedule));
         std::vector<Trainer> here;
@@ -491,11 +507,49 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
         compare(exact(4, 1), sg::schedule::Fifo{.in_flight = 4}, streams);
       else if (kind == "step")
         compare(sg::staleness::Synchronous{}, sg::schedule::OneFOneB{}, steps);
+      else if (kind == "in turn")
+        compare(sg::staleness::RoundRobinSynchronous{}, sg::schedule::OneFOneB{}, steps);
       else
         compare(workers_oracle::Stale{count, 2}.model(), sg::schedule::OneFOneB{}, steps);
       server.serve();
     }
-  MPI_Comm_free(&half);
+}
+
+TEST_CASE(
+    "mpi/ParameterServer: workers over processes that drift apart have the bits of the server's "
+    "logs",
+    "[mpi]") {
+  Half const half;
+  constexpr int count = 8;
+  auto const N = static_cast<std::size_t>(half.workers);
+  std::vector<std::vector<Batch>> batches(N);
+  for (std::size_t n = 0; n < N; ++n)
+    for (int step = 0; step < count; ++step)
+      batches[n].push_back(data(2, static_cast<double>(n) + 10.0 * step));
+  for (auto const& layer_processes : placements()) {
+    auto const drift = [&](auto const& staleness) {
+      CAPTURE(layer_processes);
+      sg::mpi::ParameterServer const server(
+          {.workers = half.workers, .log = true, .layer_processes = layer_processes}, adam);
+      {
+        auto train = sg::Pipeline{model()}.with(
+            sg::partition::Cuts{even_cuts(half.stages)}, sg::schedule::OneFOneB{}, staleness,
+            server.worker(half.own), Loss{}, adam, half.device());
+        for (Batch const& batch : batches[static_cast<std::size_t>(half.own)])
+          static_cast<void>(sg::run(train.step(batch)));
+        workers_oracle::Replay replay(logs_of_all(server, layer_processes), N);
+        workers_oracle::replay_steps(replay, adam, batches, staleness.pushes);
+        train.gather_parameters();
+        REQUIRE(weights(train) == replay.taken(static_cast<std::size_t>(half.own), count));
+      }
+      server.serve();
+    };
+    for (auto const pushes : {sg::staleness::Pushes::gradients, sg::staleness::Pushes::changes}) {
+      drift(sg::staleness::Asynchronous{pushes});
+      drift(sg::staleness::StaleSynchronous{1, pushes});
+    }
+    drift(sg::staleness::RoundRobinSynchronous{});
+  }
 }
 
 TEST_CASE("mpi/ParameterServer: a worker that fails ends the streams of the others", "[mpi]") {
