@@ -469,16 +469,21 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
   int const count = half.workers;
   int const own = half.own;
   for (auto const& layer_processes : placements())
-    for (std::string const kind : {"stream", "step", "changes", "in turn"}) {
+    for (std::string const kind :
+         {"stream", "step", "changes", "in turn", "clipped", "clipped changes"}) {
       CAPTURE(layer_processes, kind);
+      constexpr double clip = 0.05;
+      bool const clips = kind.starts_with("clipped");
       sg::mpi::ParameterServer const server({.workers = count, .layer_processes = layer_processes},
                                             adam);
       sg::collective::ParameterServer const near({.workers = count});
       auto const make = [&](sg::collective::ServerWorker worker, auto device, int number,
                             auto model, auto schedule) {
+        sg::Options options;
+        if (clips) options.clip_norm = clip;
         return sg::Pipeline{::model()}.with(
             sg::partition::Cuts{even_cuts(number == own ? half.stages : 2)}, schedule, model,
-            std::move(worker), Loss{}, adam, device);
+            std::move(worker), Loss{}, adam, device, options);
       };
       auto const compare = [&](auto staleness, auto schedule, auto take) {
         auto there = make(server.worker(own), half.device(), own, staleness, schedule);
@@ -496,6 +501,8 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
             expected.emplace_back(take(here[w], batches[w]));
           auto const all = sg::run_together(std::move(expected));
           REQUIRE(metrics.loss == all[static_cast<std::size_t>(own)].loss);
+          REQUIRE(metrics.gradient_norm == all[static_cast<std::size_t>(own)].gradient_norm);
+          REQUIRE((metrics.gradient_norm > clip) == clips);
           double const held_out = sg::run(there.evaluate(batches[0])).loss;
           auto& same = here[static_cast<std::size_t>(own)];
           REQUIRE(held_out == sg::run(same.evaluate(batches[0])).loss);
@@ -505,7 +512,7 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
       };
       if (kind == "stream")
         compare(exact(4, 1), sg::schedule::Fifo{.in_flight = 4}, streams);
-      else if (kind == "step")
+      else if (kind == "step" || kind == "clipped")
         compare(sg::staleness::Synchronous{}, sg::schedule::OneFOneB{}, steps);
       else if (kind == "in turn")
         compare(sg::staleness::RoundRobinSynchronous{}, sg::schedule::OneFOneB{}, steps);

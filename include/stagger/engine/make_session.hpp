@@ -97,10 +97,11 @@ template <class Device>
             "layers of a worker with replicas cannot be late, since a rank would take up their "
             "values while others compute; leave Options::replicas out, or use "
             "staleness::Synchronous");
-    if (options.clip_norm && !averages(setup.staleness.pushes))
+    if (options.clip_norm && setup.staleness)
       raise(Errc::bad_configuration,
-            "gradients of a worker cannot be clipped by the norm of those of all; leave clip_norm "
-            "out, use staleness::LocalSgd, or train without a parameter server");
+            "gradients of a stream cannot be clipped by their norm over all stages, since each "
+            "stage pushes without waiting for the others; leave clip_norm out, or use a staleness "
+            "model that is taken by step");
     if (!setup.optimizer.element_wise)
       raise(Errc::bad_configuration,
             "the optimizer says that it is not element_wise, but the "

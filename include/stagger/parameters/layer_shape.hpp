@@ -127,6 +127,11 @@ class LayerShape {
         more, less);
   }
 
+  /// Multiplies all elements. @param values  [bytes_of_values()]
+  void scale_values(std::byte* values, double scale) const noexcept {
+    each_element(values, {}, [scale]<class T>(T value) { return static_cast<T>(scale) * value; });
+  }
+
   /// Whether all elements are finite. @param values  [bytes_of_values()]
   [[nodiscard]] bool all_finite(std::byte const* values) const noexcept {
     bool finite = true;

@@ -185,8 +185,7 @@ TEST_CASE("engine/replicas: workers that drift apart have the bits of workers of
 
 TEST_CASE("engine/groups: a worker that is alone has the bits of a pipeline without a server",
           "[engine]") {
-  for (Case of : wide()) {
-    of.options.clip_norm.reset();
+  for (Case const& of : wide()) {
     CAPTURE(of.pattern, of.pairs, of.microbatches, of.cuts, of.counts);
     auto const check = [&](auto const& device, auto const& own) {
       ParameterServer const server({.workers = 1});
@@ -194,7 +193,10 @@ TEST_CASE("engine/groups: a worker that is alone has the bits of a pipeline with
       auto worker = pipeline<double>(own, of, server.worker(0));
       for (int step = 0; step < 2; ++step) {
         auto const data = batch<double>(step, of.microbatches, 17);
-        CHECK(sg::run(worker.step(data)).loss == sg::run(alone.step(data)).loss);
+        sg::Metrics const expected = sg::run(alone.step(data));
+        sg::Metrics const metrics = sg::run(worker.step(data));
+        CHECK(metrics.loss == expected.loss);
+        CHECK(metrics.gradient_norm == expected.gradient_norm);
         REQUIRE(difference<double>(worker, alone, 1) == 0);
       }
       CHECK(sg::run(worker.evaluate(batch<double>(9, of.microbatches, 17))).loss ==
@@ -304,6 +306,43 @@ TEST_CASE("engine/groups: local steps and means of groups are those of workers o
   device.clock = sg::sim::Clock({.rate = 1e4});
   device.costs = sg::schedule::Costs::uniform(1, 1, 1);
   check(adam, LocalSgd{.period = 3}, [&](int) { return device; });
+}
+
+TEST_CASE("engine/groups: each worker clips its gradients by their norm over all of its ranks",
+          "[engine]") {
+  using namespace sg::staleness;
+  auto const check = [](auto const& optimizer, auto const& model, auto const& device_of) {
+    ParameterServer const server({.workers = 2, .weights = {0.25, 0.75}});
+    ParameterServer const simple({.workers = 2, .weights = {0.25, 0.75}});
+    auto a = clipped_pipeline(4, 2, optimizer, model, server.worker(0), device_of(0));
+    auto b = clipped_pipeline(2, 2, optimizer, model, server.worker(1), device_of(1));
+    auto c = clipped_pipeline(1, 1, optimizer, model, simple.worker(0), sg::host::Threads{1});
+    auto d = clipped_pipeline(1, 1, optimizer, model, simple.worker(1), sg::host::Threads{1});
+    int clipped = 0;
+    for (int step = 0; step < 5; ++step) {
+      auto const of_a = map_batch(2 * step);
+      auto const of_b = map_batch(2 * step + 1);
+      auto const metrics = sg::run_together(a.step(of_a), b.step(of_b));
+      auto const expected = sg::run_together(c.step(of_a), d.step(of_b));
+      for (std::size_t n = 0; n < 2; ++n) {
+        if (expected[n].gradient_norm > 0.8) ++clipped;
+        CHECK(metrics[n].gradient_norm == Approx(expected[n].gradient_norm).epsilon(1e-9));
+      }
+      REQUIRE(difference<double>(a, c, 1) < 1e-10);
+      REQUIRE(difference<double>(b, d, 1) < 1e-10);
+    }
+    CHECK(clipped > 0);
+    CHECK(clipped < 10);
+  };
+  auto const threads = [](int n) { return sg::host::Threads{1 + 2 * n}; };
+  StaleSynchronous const stale{1, Pushes::changes, Adds::in_worker_order};
+  check(optimizer(), Synchronous{}, threads);
+  check(optimizer(), stale, threads);
+  check(sg::optimizer::AdamW{.rate = 0.01}, stale, threads);
+  sg::sim::VirtualClock device;
+  device.clock = sg::sim::Clock({.rate = 1e4});
+  device.costs = sg::schedule::Costs::uniform(1, 1, 1);
+  check(optimizer(), Synchronous{}, [&](int) { return device; });
 }
 
 TEST_CASE("engine/groups: four local steps between means send a quarter, and learn as well",

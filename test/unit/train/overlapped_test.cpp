@@ -54,6 +54,7 @@ template <class Optimizer> struct Oracle {
   Optimizer optimizer;
   Rules rules;
   std::size_t workers;
+  double clip = 0;                           // norm of a worker's gradients; 0: any
   std::vector<Numbers> p = first_weights();  // canonical
   std::vector<Numbers> first = zeros(), second = zeros();
   std::vector<std::vector<Numbers>> theta{workers, p};
@@ -61,6 +62,7 @@ template <class Optimizer> struct Oracle {
   std::vector<std::size_t> late = std::vector<std::size_t>(layers);  // of weights, the first ones
   int step = 0;
   int split_steps = 0;
+  int clipped = 0;  // gradients of workers
 
   void train(std::vector<Batch> const& batches) {
     std::vector<std::vector<Numbers>> g;
@@ -68,6 +70,9 @@ template <class Optimizer> struct Oracle {
     for (std::size_t n = 0; n < workers; ++n) {
       double own = 0;
       g.push_back(gradients(theta[n], batches[n], own));
+      double const scale = clip_scale(g[n], clip);
+      if (scale != 1) ++clipped;
+      g[n] = scaled(g[n], static_cast<float>(scale));
       loss += own;
     }
     loss /= static_cast<double>(workers);
@@ -154,30 +159,33 @@ Rules products(double share) {
 
 template <class Model, class Optimizer, class Device>
 auto worker(Model const& model, sg::collective::ParameterServer const& server, int number,
-            std::vector<int> cuts, Optimizer const& optimizer, Device device) {
+            std::vector<int> cuts, Optimizer const& optimizer, Device device, double clip = 0) {
   std::vector<Layer> stack;
   for (int l = 0; l < static_cast<int>(layers); ++l) stack.emplace_back(l);
+  sg::Options options;
+  if (clip != 0) options.clip_norm = clip;
   return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
                                                              model, server.worker(number), Loss{},
-                                                             optimizer, std::move(device));
+                                                             optimizer, std::move(device), options);
 }
 
 std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
 
 /// Trains, and compares weights with those of the oracle: after each step, or after the last alone,
 /// since to look at weights waits for what is late.
-/// @return steps in which a layer was split
+/// @param clip  norm to which each worker clips its gradients; 0: none does
+/// @return steps in which a layer was split, or with clipping the gradients that were clipped
 template <class Model, class Optimizer, class DeviceOf>
 int compare(Model const& model, Rules const& rules, Optimizer const& optimizer, int workers,
-            int shards, DeviceOf device_of, int look_every = 1, int steps = 7) {
+            int shards, DeviceOf device_of, int look_every = 1, int steps = 7, double clip = 0) {
   CAPTURE(workers, shards, look_every);
   sg::collective::ParameterServer const server({.workers = workers, .shards = shards});
   using Trainer = decltype(worker(model, server, 0, {}, optimizer, device_of(0)));
   std::vector<Trainer> trainers;
   for (int n = 0; n < workers; ++n)
     trainers.push_back(worker(model, server, n, cuts[static_cast<std::size_t>(n) % cuts.size()],
-                              optimizer, device_of(n)));
-  Oracle<Optimizer> oracle{optimizer, rules, static_cast<std::size_t>(workers)};
+                              optimizer, device_of(n), clip));
+  Oracle<Optimizer> oracle{optimizer, rules, static_cast<std::size_t>(workers), clip};
   for (int step = 0; step < steps; ++step) {
     CAPTURE(step);
     std::vector<Batch> batches;
@@ -190,7 +198,7 @@ int compare(Model const& model, Rules const& rules, Optimizer const& optimizer, 
     for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.p);
     oracle.theta.assign(oracle.workers, oracle.p);  // looking has brought what was late
   }
-  return oracle.split_steps;
+  return clip != 0 ? oracle.clipped : oracle.split_steps;
 }
 
 }  // namespace
@@ -303,6 +311,22 @@ TEST_CASE("train/OverlappedSynchronous: layers that are split have the oracle's 
             .budget = {0.45}, .prediction = {.alpha = 0.3, .gamma = 0.8}},
         mixed, sgd, workers);
   }
+}
+
+TEST_CASE(
+    "train/OverlappedSynchronous: pushes, and predictions, are of gradients that the worker has "
+    "clipped",
+    "[train]") {
+  for (int const workers : {1, 2})
+    for (double const clip : {0.05, 0.6}) {
+      Rules rules = products(0.6);
+      rules.misfit = Rules::splits;
+      int const clipped = compare(
+          Osp<Products, osp::ShareLate, osp::LocalGradient, osp::SplitLayer>{.budget = {0.6}},
+          rules, sgd, workers, 2, [](int n) { return sg::host::Threads{1 + n % 2}; }, 7, 7, clip);
+      CAPTURE(clipped);
+      CHECK((clip == 0.05 ? clipped == 7 * workers : clipped > 0 && clipped < 7 * workers));
+    }
 }
 
 TEST_CASE("train/OverlappedSynchronous: the running loss of all workers tunes the budget",

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   A parameter server that takes one step after the other, in plain loops.
 
+#include <cmath>
 #include <cstddef>
 #include <vector>
 
@@ -50,6 +51,22 @@ inline std::vector<Numbers> scaled(std::vector<Numbers> gradient, float by) {
   for (Numbers& layer : gradient)
     for (float& g : layer) g *= by;
   return gradient;
+}
+
+/// 2-norm of all gradients of a worker.
+inline double norm_of(std::vector<Numbers> const& gradient) {
+  double sum = 0;
+  for (Numbers const& layer : gradient) {
+    double of_layer = 0;
+    for (float const g : layer) of_layer += static_cast<double>(g) * static_cast<double>(g);
+    sum += of_layer;
+  }
+  return std::sqrt(sum);
+}
+/// The factor that scales them down to a norm. @param clip  0: any
+inline double clip_scale(std::vector<Numbers> const& gradient, double clip) {
+  double const norm = norm_of(gradient);
+  return clip != 0 && norm > clip ? clip / norm : 1;
 }
 
 /// The server of the oracle: weights, the optimizer and its state.

@@ -93,6 +93,7 @@ inline void add(Numbers& sum, Numbers const& more) {
 template <class Optimizer> struct OracleWorker {
   Batch batch;
   std::size_t microbatches = 1;                                               // of a minibatch
+  double clip = 0;                                                            // norm; 0: any
   std::vector<std::vector<Numbers>> seen{};                                   // [minibatches + 1]
   std::vector<std::vector<Numbers>> changes{layers, std::vector<Numbers>{}};  // [layers][made]
   std::vector<std::vector<Numbers>> pushes{layers, std::vector<Numbers>{}};   // likewise
@@ -118,7 +119,7 @@ template <class Optimizer> struct OracleWorker {
       view.gradient = gradient[l].data();
       view.state = {first[l].data(), second[l].data()};
       view.size = change.size();
-      optimizer.change(view, 1, step);
+      optimizer.change(view, clip_scale(gradient, clip), step);
       changes[l].push_back(change);
     }
   }
@@ -210,13 +211,15 @@ void compare(Model const& waves, Server const& server, std::vector<std::vector<i
 /// each of them.
 /// @param own   the workers of this process
 /// @param make  (worker) -> trainer
+/// @param clip  norm to which each worker clips its gradients; 0: none does
 template <class Model, class Optimizer, class Make>
 void compare_changes(Model const& stale, std::vector<int> const& own, Optimizer const& optimizer,
-                     Make make) {
+                     Make make, double clip = 0) {
   constexpr std::size_t count = 11;
   std::vector<OracleWorker<Optimizer>> oracle(static_cast<std::size_t>(stale.workers));
   for (std::size_t n = 0; n < oracle.size(); ++n) {
     oracle[n].microbatches = 2;
+    oracle[n].clip = clip;
     oracle[n].batch = data(2 * count, static_cast<double>(n));
   }
   auto last = first_weights();
@@ -256,25 +259,30 @@ inline sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9, .weight_decay
 /// Four layers in two stages, of a worker that takes steps.
 template <class Model, class Server, class Optimizer>
 auto stepping(Model const& model, Server const& server, int worker, Optimizer const& optimizer,
-              std::vector<int> cuts = {2}, int threads = 2) {
+              std::vector<int> cuts = {2}, int threads = 2, double clip = 0) {
   std::vector<Layer> stack;
   for (int l = 0; l < layers; ++l) stack.emplace_back(l);
-  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
-                                                             model, server.worker(worker), Loss{},
-                                                             optimizer, sg::host::Threads{threads});
+  sg::Options options;
+  if (clip != 0) options.clip_norm = clip;
+  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+      sg::partition::Cuts{std::move(cuts)}, model, server.worker(worker), Loss{}, optimizer,
+      sg::host::Threads{threads}, options);
 }
 
 /// As compare_changes, with all workers in this process and cuts that differ from worker to worker.
 template <class Model, class Server, class Optimizer>
 void compare_changes_on_threads(Model const& stale, Server const& server, int threads,
-                                Optimizer const& optimizer) {
+                                Optimizer const& optimizer, double clip = 0) {
   std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
   std::vector<int> all(static_cast<std::size_t>(stale.workers));
   std::iota(all.begin(), all.end(), 0);
-  compare_changes(stale, all, optimizer, [&](int n) {
-    return stepping(stale.model(), server, n, optimizer, cuts[static_cast<std::size_t>(n)],
-                    threads);
-  });
+  compare_changes(
+      stale, all, optimizer,
+      [&](int n) {
+        return stepping(stale.model(), server, n, optimizer, cuts[static_cast<std::size_t>(n)],
+                        threads, clip);
+      },
+      clip);
 }
 
 /// A step of two workers, of whom the second has a gradient that is not finite, and one more.
@@ -393,28 +401,36 @@ template <class First, class Second> void compare_late_steps(First const& one, S
 }
 
 /// Takes steps in step, and compares with the oracle after each.
+/// @param clip  norm to which each worker clips its gradients; 0: none does
+/// @return      how many gradients of workers were clipped
 template <class Server, class Optimizer>
-void compare_steps(int workers, Server const& server, Optimizer const& optimizer) {
+int compare_steps(int workers, Server const& server, Optimizer const& optimizer, double clip = 0) {
   using Trainer = decltype(stepping(sg::staleness::Synchronous{}, server, 0, optimizer));
   std::vector<Trainer> trainers;
   for (int n = 0; n < workers; ++n)
     trainers.push_back(
-        stepping(sg::staleness::Synchronous{}, server, n, optimizer, {1 + n % 3}, 1 + n % 2));
+        stepping(sg::staleness::Synchronous{}, server, n, optimizer, {1 + n % 3}, 1 + n % 2, clip));
+  int clipped = 0;
   OracleServer<Optimizer> oracle{optimizer};
   for (int step = 0; step < 5; ++step) {
     std::vector<Batch> batches;
     for (int n = 0; n < workers; ++n) batches.push_back(data(3, n + 10.0 * step));
     std::vector<sg::Step> steps;
     for (std::size_t n = 0; n < trainers.size(); ++n) steps.push_back(trainers[n].step(batches[n]));
-    sg::run_together(std::move(steps));
+    auto const metrics = sg::run_together(std::move(steps));
     std::vector<Numbers> sum(layers, Numbers(width * width + width));
-    for (auto const& batch : batches) {
-      auto const part = scaled(gradients(oracle.w, batch), static_cast<float>(1.0 / workers));
+    for (std::size_t n = 0; n < batches.size(); ++n) {
+      auto part = gradients(oracle.w, batches[n]);
+      REQUIRE(metrics[n].gradient_norm == (clip != 0 ? norm_of(part) : 0));
+      double const scale = clip_scale(part, clip);
+      if (scale != 1) ++clipped;
+      part = scaled(scaled(part, static_cast<float>(scale)), static_cast<float>(1.0 / workers));
       for (std::size_t l = 0; l < layers; ++l) add(sum[l], part[l]);
     }
     oracle.step(sum);
     for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.w);
   }
+  return clipped;
 }
 
 }  // namespace workers_oracle

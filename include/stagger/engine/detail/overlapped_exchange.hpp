@@ -147,6 +147,8 @@ class OverlappedExchange final : public ServerExchange {
               "; it was not pushed: lower the rate, or look for what divides by 0");
       if (urgent(l).size() != 0) ++missing;
     });
+    double const scale = gradient_scale(machine_, in);
+    each_layer(cell, [&](std::size_t l) { scale_gradients(machine_.parameters()[l], scale); });
     if (program_->cells[in.cell].last()) link_->report(loss());
     cell.missing.store(missing);
     if (missing == 0) tell(in.cell, 2);

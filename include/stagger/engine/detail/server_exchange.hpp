@@ -81,6 +81,15 @@ template <class Cells> void reset_states(Machine& machine, Cells const& cells) n
     }
 }
 
+/// In the push of a step: the factor that scales the worker's gradients down to Options::clip_norm,
+/// by the norm of its own. All of its ranks have added up theirs before one of them pushes.
+[[nodiscard]] inline double gradient_scale(Machine& machine, Instruction const& push) {
+  return machine.run.gradient_scale(machine.model, machine.program().cells[push.cell].rank);
+}
+inline void scale_gradients(LayerParameters const& layer, double scale) noexcept {
+  if (scale != 1) layer.scale_values(layer.stored().gradients.data(), scale);
+}
+
 /// The numbers of a worker's optimizer when it joined.
 class AgreedOptimizer {
  public:

@@ -48,10 +48,12 @@ class StepExchange : public ServerExchange {
       pull(cell);
       return asks_;
     }
+    double const scale = gradient_scale(machine_, in);
     if (kept_ != 0) {
-      change(cell);
+      change(cell, scale);
       push(in.cell, [this](std::size_t l) { return change_of(l, made()); });
     } else {
+      for (std::size_t l = 0; l < cell.count; ++l) scale_gradients(layer(cell, l), scale);
       push(in.cell, [this](std::size_t l) { return exchanged()[l].stored().gradients.data(); });
       for (std::size_t l = 0; l < cell.count; ++l) layer(cell, l).zero_gradients();
     }
@@ -133,11 +135,12 @@ class StepExchange : public ServerExchange {
     return machine_.parameters()[l].stored().values[1 + step % kept_].data();
   }
   /// Makes the changes of this step, from the weights that it saw.
-  void change(CellLayers const& cell) {
+  void change(CellLayers const& cell, double gradient_scale) {
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
       if (machine_.model.counted(l))
-        machine_.model.optimizer.change(machine_.optimizer(), machine_.parameters()[l],
-                                        {1, machine_.steps() + 1, 0, 1 + made() % kept_});
+        machine_.model.optimizer.change(
+            machine_.optimizer(), machine_.parameters()[l],
+            {gradient_scale, machine_.steps() + 1, 0, 1 + made() % kept_});
       else
         machine_.parameters()[l].zero_gradients();
   }
@@ -236,8 +239,7 @@ class LocalExchange final : public StepExchange {
     if (program_->cells[in.cell].alone) return;
     CellLayers const& cell = cells_[in.cell];
     ModelState& model = machine_.model;
-    UpdateStep const step{machine_.run.gradient_scale(model, program_->cells[in.cell].rank),
-                          machine_.steps() + 1};
+    UpdateStep const step{gradient_scale(machine_, in), machine_.steps() + 1};
     auto const update = [&](std::size_t l) {
       model.optimizer.update(machine_.optimizer(), machine_.parameters()[l], step);
     };

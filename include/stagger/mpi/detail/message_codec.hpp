@@ -23,9 +23,7 @@ struct MessageCodec : HeldParameters {
 
   /// Whether a signal says that its sender has finished and can no longer fail.
   [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
-    auto const ranks = static_cast<unsigned>(program().computing);
-    std::size_t const first = edges.signals() + ranks;
-    return commits() && signal >= first && signal < first + ranks;
+    return commits() && is_done(signal);
   }
   /// Whether a signal is sent with the gradients of a group, or with their sums, which differ each
   /// time that it is given.
@@ -86,11 +84,22 @@ struct MessageCodec : HeldParameters {
   EdgeValues edges;
 
  private:
+  /// Whether a rank gives the signal when it has added up its gradients.
+  [[nodiscard]] bool is_done(std::uint32_t signal) const noexcept {
+    auto const ranks = static_cast<unsigned>(program().computing);
+    std::size_t const first = edges.signals() + ranks;
+    return signal >= first && signal < first + ranks;
+  }
   /// What is sent with a signal that announces gradients, or the end of a rank.
   /// @param group  of what is written
   template <class Wire>
   void gradients(Wire wire, std::uint32_t signal, std::uint16_t group, bool const* to) const {
-    if (!commits() || signal < edges.signals()) return;
+    if (signal < edges.signals()) return;
+    if (!commits()) {  // a worker of a server pushes what was scaled by the norm over all ranks
+      if (program().flushes && machine.model.options.clip_norm && is_done(signal))
+        squares(wire, program().signals[signal].sender, true, to);
+      return;
+    }
     if (carries_group(signal)) {
       wire.number(group);
       return each_part(signal, group, to,
