@@ -176,6 +176,9 @@ class Transport {
   /// Likewise, but may call `next` at once on the calling thread and send small messages. The
   /// caller must not hold a lock that the end needs.
   virtual void wake_and_send() noexcept { wake(); }
+  /// How often bytes were transferred so far, in either direction; 0 if that is not counted. May be
+  /// called by any thread.
+  [[nodiscard]] virtual std::uint64_t moved() const noexcept { return 0; }
   /// Sends what is pending, ends the connection and makes no further calls. Must not be called from
   /// within a call of the end. Waits no longer than the transport's deadline.
   virtual void close() noexcept = 0;
@@ -193,8 +196,8 @@ class Connector {
   virtual ~Connector() = default;
   /// @throws Error  io if there is no server
   [[nodiscard]] virtual std::unique_ptr<Transport> connect(MessageEnd& end) = 0;
-  /// How long a worker waits for an answer of the server itself, and for room to send; seconds, >
-  /// 0.
+  /// How long a worker waits for an answer of the server itself, and for room to send, while no
+  /// bytes are transferred; seconds, > 0.
   [[nodiscard]] virtual double deadline_s() const = 0;
   /// The server's address, for messages.
   [[nodiscard]] virtual std::string name() const = 0;

@@ -92,7 +92,7 @@ struct ListenOptions {
   Token token{};
   double deadline_s = 60;                               ///< > 0: a connection ends if nothing is
                                                         ///< transferred for that long within a
-                                                        ///< message
+                                                        ///< message, or before it has joined
   double handshake_s = 5;                               ///< > 0: for a worker to identify itself
   std::uint64_t model_bytes = std::uint64_t{1} << 34U;  ///< of all values, at most
 };
@@ -102,7 +102,8 @@ struct ConnectOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   Token token{};
-  double deadline_s = 60;  ///< > 0: for the server to accept, to answer and to take bytes
+  double deadline_s = 60;  ///< > 0: for the server to accept, to answer and to take bytes, since
+                           ///< anything was transferred
 };
 
 }  // namespace stagger::host
@@ -118,6 +119,40 @@ inline void require_deadline(double deadline_s) {
           " s; use more than 0 and less than 1e6");
 }
 
+/// What a worker is told that does not send its first values.
+[[nodiscard]] inline std::string too_late(double deadline_s) {
+  return text(
+      "the worker has sent nothing for ", deadline_s,
+      " s before the server had all of its first values, and was not let in; see what holds "
+      "it up, or raise ListenOptions::deadline_s");
+}
+
+/// A connection that a server has accepted, and the server's end of it.
+struct Accepted {
+  /// @param hello  the first bytes that are expected; must outlive this object
+  Accepted(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules const& rules,
+           AsioConnection::Socket socket, Hello const& hello, double deadline_s)
+      : worker(std::move(server), rules),
+        stream(
+            std::make_shared<AsioConnection>(std::move(socket), "a worker", &hello, deadline_s)) {
+    worker.carried_by(*stream);
+    stream->start(worker);
+  }
+  /// Called ten times a second. Ends a connection that has not identified its worker in time. How
+  /// long the first values of a worker take depends on the model: it joins for as long as they come.
+  /// @param handshake  ticks
+  /// @param late       told to a worker that sends nothing before it has joined
+  void tick(int handshake, std::string const& late) noexcept {
+    bool const known = worker.identified();
+    known && !worker.joined() ? stream->tick(late) : stream->tick();
+    if (++age > handshake && !known) stream->end(nullptr);
+  }
+
+  ServerConnection worker;
+  std::shared_ptr<AsioConnection> stream;
+  int age = 0;  // ticks
+};
+
 /// Accepts workers, on its own thread.
 class Listener {
  public:
@@ -128,6 +163,7 @@ class Listener {
         hello_(options.token.hello()),
         deadline_s_(options.deadline_s),
         handshake_(ticks(options.handshake_s)),
+        late_(too_late(options.deadline_s)),
         acceptor_(context_),
         timer_(context_) {
     require_deadline(options.deadline_s);
@@ -172,15 +208,6 @@ class Listener {
   static constexpr std::size_t most_unidentified = 256;
   static constexpr int silent_ticks = 2;  // before a silent connection may be ended
 
-  /// A connection, and the server's end of it.
-  struct Accepted {
-    Accepted(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules const& rules)
-        : worker(std::move(server), rules) {}
-    ServerConnection worker;
-    std::shared_ptr<AsioConnection> stream;
-    int age = 0;  // ticks
-  };
-
   void run() noexcept {
     while (!context_.stopped()) {
       try {
@@ -203,12 +230,8 @@ class Listener {
   }
 
   void add(AsioConnection::Socket socket) {
-    auto connection = std::make_unique<Accepted>(server_, rules_);
-    connection->stream =
-        std::make_shared<AsioConnection>(std::move(socket), "a worker", &hello_, deadline_s_);
-    connection->worker.carried_by(*connection->stream);
-    connection->stream->start(connection->worker);
-    accepted_.push_back(std::move(connection));
+    accepted_.push_back(
+        std::make_unique<Accepted>(server_, rules_, std::move(socket), hello_, deadline_s_));
   }
 
   /// Whether another connection can be accepted. If there are too many that have not identified
@@ -238,12 +261,7 @@ class Listener {
   void go_on() {
     timer_.expires_after(tick);
     timer_.async_wait([this](boost::system::error_code const&) {
-      for (auto const& each : accepted_) {
-        each->stream->tick();
-        bool const known = each->worker.identified();
-        if (++each->age > (known ? ticks(deadline_s_) : handshake_) && !each->worker.joined())
-          each->stream->end(nullptr);
-      }
+      for (auto const& each : accepted_) each->tick(handshake_, late_);
       forget();
       awaited_ = server_->awaits_any() ? awaited_ + 1 : 0;
       if (awaited_ > ticks(deadline_s_)) server_->give_up_awaited();
@@ -259,7 +277,8 @@ class Listener {
   collective::detail::RemoteRules rules_;
   Hello hello_;
   double deadline_s_;
-  int handshake_;  // ticks
+  int handshake_;     // ticks
+  std::string late_;  // for workers
   boost::asio::io_context context_{1};
   boost::asio::basic_socket_acceptor<tcp, AsioConnection::Executor> acceptor_;
   boost::asio::steady_timer timer_;
@@ -303,6 +322,7 @@ class WorkerStream final : public collective::detail::Transport {
 
   void wake() noexcept override { stream_->wake(); }
   void wake_and_send() noexcept override { stream_->wake_and_send(); }
+  [[nodiscard]] std::uint64_t moved() const noexcept override { return stream_->moved(); }
   void close() noexcept override {
     if (!thread_.joinable()) return;
     stream_->close();

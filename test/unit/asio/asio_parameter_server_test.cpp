@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <iterator>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -543,6 +545,113 @@ TEST_CASE("asio/AsioParameterServer: connections of another process keep no work
   int status = 1;
   REQUIRE(::waitpid(crowd, &status, 0) == crowd);
   REQUIRE(status == 0);
+}
+
+namespace {
+
+/// A server's end of one connection, whose thread and clock are the test itself.
+struct ByHand {
+  static constexpr double deadline_s = 0.5;  // 5 ticks
+  boost::asio::io_context context{1};
+  boost::asio::ip::tcp::acceptor acceptor{context, {boost::asio::ip::address_v4::loopback(), 0}};
+  sg::detail::framed::Hello hello;
+  remote::RemoteRules rules = remote::remote_rules(
+      sgd, sg::staleness::Synchronous{}, &sg::detail::optimizer_call<false, sg::optimizer::Sgd>,
+      static_cast<sg::detail::LateCalls const*>(nullptr));
+  std::string const late = sg::detail::framed::too_late(deadline_s);
+  std::shared_ptr<remote::ServerInProcess> server =
+      std::make_shared<remote::ServerInProcess>(sg::collective::ServerOptions{.workers = 1});
+  Client client{acceptor.local_endpoint().port()};
+  std::optional<sg::detail::framed::Accepted> accepted;
+
+  ByHand() {
+    rules.model_bytes = 1U << 20U;
+    sg::detail::framed::AsioConnection::Socket socket(context);
+    acceptor.accept(socket);
+    accepted.emplace(server, rules, std::move(socket), hello, deadline_s);
+  }
+  ~ByHand() { accepted->stream->end(nullptr); }
+  /// Sends a few bytes, and lets the server read them.
+  void arrive(std::string const& bytes) {
+    std::uint64_t const before = accepted->stream->moved();
+    client.send(bytes);
+    while (accepted->stream->moved() == before) REQUIRE(context.run_one() == 1);
+  }
+  /// Sends everything that comes before the first values.
+  void identify() {
+    client.send(Client::hello() + frame({.kind = remote::MessageKind::join}, request(0, sgd, 4)));
+    while (!accepted->worker.identified()) REQUIRE(context.run_one() == 1);
+    REQUIRE(client.kind() == remote::MessageKind::wanted);
+  }
+  void tick(int count) {
+    for (int i = 0; i < count; ++i) accepted->tick(2, late);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("asio/AsioParameterServer: a worker may join for as long as its first values come",
+          "[asio]") {
+  ByHand server;
+  server.identify();
+  int ticks = 0;
+  for (std::uint32_t l = 0; l < layers; ++l) {
+    REQUIRE_FALSE(server.accepted->worker.joined());
+    auto const values =
+        frame({.kind = remote::MessageKind::values, .layer = l}, std::string(64, '\0'));
+    for (std::size_t at = 0; at < values.size(); at += 26, ticks += 5) {
+      server.arrive(values.substr(at, 26));
+      server.tick(5);
+    }
+  }
+  REQUIRE(ticks == 16 * 5);  // of which 5 end a connection that does not move
+  REQUIRE(server.accepted->worker.joined());
+  REQUIRE(server.client.kind() == remote::MessageKind::joined);
+}
+
+TEST_CASE("asio/AsioParameterServer: a worker that sends no first values is told so", "[asio]") {
+  SECTION("between two layers, or within one") {
+    for (std::size_t const bytes : {104U, 50U}) {
+      ByHand server;
+      server.identify();
+      server.arrive(
+          frame({.kind = remote::MessageKind::values}, std::string(64, '\0')).substr(0, bytes));
+      server.tick(5);
+      REQUIRE_FALSE(server.accepted->stream->ended());
+      server.tick(1);
+      REQUIRE(server.client.refusal() == server.late);
+      server.tick(7);  // as long again for a worker that does not leave
+      REQUIRE(server.accepted->stream->ended());
+    }
+  }
+  SECTION("by a server that listens") {
+    sg::collective::ParameterServer const server({.workers = 1});
+    sg::host::AsioParameterServer const listening(server, {.deadline_s = 0.3});
+    Client client(listening.port());
+    client.send(Client::hello() + frame({.kind = remote::MessageKind::join}, request(0, sgd, 4)));
+    REQUIRE(client.kind() == remote::MessageKind::wanted);
+    REQUIRE(client.refusal() == sg::detail::framed::too_late(0.3));
+  }
+}
+
+TEST_CASE("asio/RemoteParameterServer: a worker's connection counts what it transfers", "[asio]") {
+  struct Silent final : remote::MessageEnd {
+    std::span<std::byte> payload_buffer(remote::Message const&) override { return {}; }
+    void received(remote::Message const&) override {}
+    bool next(remote::Message&, std::span<std::byte const>&) override { return false; }
+    void gone(std::exception_ptr) noexcept override {}
+  } end;
+  boost::asio::io_context context(1);
+  boost::asio::ip::tcp::acceptor acceptor(context, {boost::asio::ip::address_v4::loopback(), 0});
+  sg::detail::framed::WorkerConnector connector({.port = acceptor.local_endpoint().port()});
+  auto const worker = connector.connect(end);
+  std::string hello(sizeof(sg::detail::framed::Hello), '\0');
+  boost::asio::ip::tcp::socket server(context);
+  acceptor.accept(server);
+  boost::asio::read(server, boost::asio::buffer(hello));
+  REQUIRE(worker->moved() != 0);
+  server.close();
+  worker->close();
 }
 
 TEST_CASE("asio/AsioConnection: the system is told how long a vanished machine may be silent",

@@ -4,9 +4,12 @@
 #include "catch.hpp"
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -72,4 +75,76 @@ TEST_CASE("collective/ServerSession: a connection that is lost as soon as it sta
     CHECK(worker.session.failure() == nullptr);
   }
   worker.session.leave();
+}
+
+namespace {
+
+/// A worker of a server that lets it in after many transfers, each of which takes most of the
+/// deadline. Its clock runs while it waits.
+struct SlowWorker final : remote::MessageEnd {
+  static constexpr double each_s = 7;  // of a transfer
+  struct Connector final : remote::Connector {
+    explicit Connector(SlowWorker& worker) : of(worker) {}
+    std::unique_ptr<remote::Transport> connect(remote::MessageEnd&) override {
+      struct Slow final : remote::Transport {
+        explicit Slow(SlowWorker& worker) : of(worker) {}
+        void wake() noexcept override {}
+        void close() noexcept override {}
+        [[nodiscard]] std::uint64_t moved() const noexcept override { return of.transfers; }
+        SlowWorker& of;
+      };
+      return std::make_unique<Slow>(of);
+    }
+    [[nodiscard]] double deadline_s() const override { return 8; }
+    [[nodiscard]] std::string name() const override { return "the test"; }
+    [[nodiscard]] double now_s() const override { return of.now_s; }
+    void wait(std::unique_lock<std::mutex>&, std::condition_variable&,
+              double most_s) const override {
+      of.now_s += most_s;
+      while (of.transfers < of.most && of.now_s >= each_s * (of.transfers + 1)) ++of.transfers;
+      if (of.joins_at != 0 && of.transfers == of.joins_at)
+        static_cast<void>(of.session.join(7, false));
+    }
+    SlowWorker& of;
+  };
+  std::span<std::byte> payload_buffer(remote::Message const&) override { return {}; }
+  void received(remote::Message const&) override {}
+  bool next(remote::Message&, std::span<std::byte const>&) override { return false; }
+  void gone(std::exception_ptr) noexcept override {}
+  void connect() { session.connect(*this, {.kind = remote::MessageKind::join}, 4); }
+
+  double now_s = 0;
+  unsigned transfers = 0;
+  unsigned most = 0;      // transfers; then nothing moves any more
+  unsigned joins_at = 0;  // transfers; 0: never
+  remote::ServerSession session{std::make_unique<Connector>(*this)};
+};
+
+}  // namespace
+
+TEST_CASE("collective/ServerSession: a deadline begins again with each transfer", "[collective]") {
+  SlowWorker worker;
+  worker.most = worker.joins_at = 20;
+  worker.connect();
+  CHECK(worker.now_s >= 140);
+  auto lock = worker.session.lock();
+  worker.most = 30;
+  worker.session.wait(lock, "sent its weights", [&] { return worker.transfers == 30; });
+  CHECK(worker.now_s >= 210);
+  REQUIRE_THROWS_WITH(worker.session.wait(lock, "sent its weights", [] { return false; }),
+                      Catch::Matchers::Contains("has not sent its weights for 8 s; "));
+  CHECK(worker.now_s >= 218);
+  CHECK(worker.now_s <= 221);
+}
+
+TEST_CASE("collective/ServerSession: a server that transfers nothing does not let a worker in",
+          "[collective]") {
+  SlowWorker worker;
+  worker.most = 3;
+  REQUIRE_THROWS_WITH(
+      worker.connect(),
+      "the parameter server at the test has not let the worker join, and nothing has been sent for "
+      "8 s; see whether it runs, or raise the deadline");
+  CHECK(worker.now_s >= 29);
+  CHECK(worker.now_s <= 31);
 }

@@ -3,6 +3,7 @@
 /// @file   A worker's session with a parameter server in another process: one connection after
 ///         another, with one run of the server.
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +28,33 @@ namespace stagger::collective::detail {
   }
   return false;
 }
+
+/// A time limit that may begin again whenever a connection has transferred something.
+class TimeLimit {
+ public:
+  TimeLimit(Connector const& clock, double most_s)
+      : clock_(clock), most_s_(most_s), limit_s_(clock.now_s() + most_s) {}
+
+  /// Waits for `changed`, at most until the limit has passed; it may return earlier.
+  /// @param transport  whose transfers begin the limit again; null: none
+  /// @return           false if it had passed
+  bool wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
+            Transport const* transport) {
+    double const now_s = clock_.now_s();
+    std::uint64_t const moved = transport != nullptr ? transport->moved() : 0;
+    if (std::exchange(moved_, moved) != moved) limit_s_ = now_s + most_s_;
+    double const left_s = limit_s_ - now_s;
+    if (!(left_s > 0)) return false;
+    clock_.wait(lock, changed, transport != nullptr ? std::min(left_s, most_s_ / 8) : left_s);
+    return true;
+  }
+
+ private:
+  Connector const& clock_;
+  double most_s_;
+  double limit_s_;
+  std::uint64_t moved_ = 0;
+};
 
 /// The queue of messages to send, and the state of the connection. The caller holds the lock in all
 /// calls but `connect`, `connected`, `leave` and those that are passed on to the connector.
@@ -152,16 +180,16 @@ class ServerSession {
   /// @throws Error  the error that has ended the session, or deadline
   /// @param what    what the server should have done, in words
   template <class Until> void wait(Lock& lock, char const* what, Until until) {
-    if (wait_for(lock, deadline_s(), until)) return;
+    if (wait_for(lock, deadline_s(), until, true)) return;
     require_alive();
     disconnect(text("has not ", what, " for ", deadline_s(), " s"));
   }
-  /// @return whether `until` became true in that time
-  template <class Until> bool wait_for(Lock& lock, double most_s, Until until) {
-    double const limit_s = connector_->now_s() + most_s;
-    for (double left_s = most_s; !until() && !failure_ && left_s > 0;
-         left_s = limit_s - connector_->now_s())
-      connector_->wait(lock, changed_, left_s);
+  /// @param moving  whether each transfer begins the time again. @return whether `until` is true
+  template <class Until>
+  bool wait_for(Lock& lock, double most_s, Until until, bool moving = false) {
+    TimeLimit limit(*connector_, most_s);
+    while (!until() && !failure_ && limit.wait(lock, changed_, moving ? transport_.get() : nullptr))
+      continue;
     return until();
   }
   /// Wakes the waiting threads, whose conditions may hold now. Unlocks first, so that they need not
@@ -208,12 +236,13 @@ class ServerSession {
         transport_ = std::move(made);
         transport_->wake();
         // It may be lost again before this thread has seen that the worker was let in.
-        static_cast<void>(
-            wait_for(held, deadline_s(), [&] { return joins_ != before || refusal_ || leaving_; }));
+        auto const answered = [&] { return joins_ != before || refusal_ || leaving_; };
+        static_cast<void>(wait_for(held, deadline_s(), answered, true));
         if (joins_ != before) return;
         require_alive();
         if (refusal_) std::rethrow_exception(refusal_);
-        raise(Errc::deadline, name(), " has not let the worker join for ", deadline_s(),
+        raise(Errc::deadline, name(),
+              " has not let the worker join, and nothing has been sent for ", deadline_s(),
               " s; see whether it runs, or raise the deadline");
       } catch (...) {
         hang_up();

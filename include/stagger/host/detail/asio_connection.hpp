@@ -150,12 +150,21 @@ class AsioConnection final : public collective::detail::Transport,
     return missing != 0 && socket_.available(ignored) < missing;
   }
 
-  void tick() noexcept {
+  /// @param sentence  which the other side is told when nothing has been transferred for the
+  ///                  deadline, whether a frame has begun or not; empty: none
+  void tick(std::string const& sentence = {}) noexcept {
     std::lock_guard const lock(mutex_);
-    bool const waits = blocked_ || reader_.partial() || finishing_ || end_ == nullptr;
-    stalled_ = waits && moved_ == seen_ ? stalled_ + 1 : 0;
-    seen_ = moved_;
+    bool const waits =
+        blocked_ || reader_.partial() || finishing_ || end_ == nullptr || !sentence.empty();
+    std::uint64_t const moved = moved_.load();
+    stalled_ = waits && moved == seen_ ? stalled_ + 1 : 0;
+    seen_ = moved;
     if (stalled_ < stalls_ || ended()) return;
+    if (end_ != nullptr && !sentence.empty()) {
+      stalled_ = 0;  // it may take the same time again to read the sentence
+      refuse(sentence);
+      return pump();
+    }
     close(error(Errc::deadline, "the connection with ", name_,
                 " has not moved for longer than its deadline; see whether the other side still "
                 "runs"));
@@ -169,6 +178,7 @@ class AsioConnection final : public collective::detail::Transport,
     std::unique_lock const lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || !send_small()) wake();
   }
+  [[nodiscard]] std::uint64_t moved() const noexcept override { return moved_.load(); }
   void close() noexcept override {
     boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->finish(); });
   }
@@ -314,10 +324,10 @@ class AsioConnection final : public collective::detail::Transport,
   std::string refusal_;   // to be sent
   bool blocked_ = false;  // until the system takes more
   bool finishing_ = false;
-  int stalls_;               // ticks
-  int stalled_ = 0;          // ticks
-  std::uint64_t moved_ = 0;  // reads and writes
-  std::uint64_t seen_ = 0;
+  int stalls_;                           // ticks
+  int stalled_ = 0;                      // ticks
+  std::uint64_t seen_ = 0;               // of `moved_`
+  std::atomic<std::uint64_t> moved_{0};  // reads and writes; written with the lock
   std::atomic<bool> woken_{false};
   HandlerMemory wake_memory_;
 };
