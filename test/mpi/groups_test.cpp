@@ -269,8 +269,8 @@ TEST_CASE(
     "once",
     "[mpi]") {
   using enum sg::TrafficKind;
-  // The number of a slot and of a microbatch, whether it is a part, and the extents.
-  constexpr std::uint64_t header = 2 + 4 + 1 + sizeof(sg::detail::TensorShape);
+  // The number of a slot and of a microbatch, the columns of the whole, and the extents.
+  constexpr std::uint64_t header = 2 + 4 + 4 + sizeof(sg::detail::TensorShape);
   for (unsigned const pattern : {15U, 5U, 10U})
     for (bool const pairs : {false, true}) {
       Case const of{.pattern = pattern, .members = processes(), .pairs = pairs};

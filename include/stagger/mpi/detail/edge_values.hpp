@@ -66,11 +66,8 @@ class EdgeValues {
       void const* const part =
           row_splitter_.split(*value.type, from, rows, taken.rows, taken.columns);
       out.add(in.microbatch);
-      out.add(part != nullptr);
-      if (part != nullptr) {
-        out.add(columns);
-        from = part;
-      }
+      out.add(part != nullptr ? columns + 1 : 0U);  // of the whole value, if this is a part
+      if (part != nullptr) from = part;
     }
     type.write(out, from);
     return true;
@@ -85,15 +82,15 @@ class EdgeValues {
     PortType const& type = port(*value.type);
     auto const slot = in.take<std::uint16_t>();
     auto const microbatch = value.by_rows ? in.take<std::uint32_t>() : 0;
-    if (!value.by_rows || !in.take<bool>()) {
+    std::uint32_t const columns = value.by_rows ? in.take<std::uint32_t>() : 0;
+    if (columns == 0) {
       type.read(in, value.places[slot]);
       return true;
     }
-    auto const columns = in.take<std::uint32_t>();
     RowRange const rows = rows_of(value.sender, microbatch);
     void* const part = row_splitter_.object(*value.type);
     type.read(in, part);
-    Taken const taken = taken_of(value, rows, microbatch, own, columns);
+    Taken const taken = taken_of(value, rows, microbatch, own, columns - 1);
     row_splitter_.put_back(*value.type, value.places[slot], rows, taken.rows, part, taken.columns);
     return true;
   }
