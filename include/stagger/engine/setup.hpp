@@ -163,6 +163,7 @@ template <bool server, class P>
 [[nodiscard]] [[gnu::cold]] StalenessModel staleness_model(P const& policy) {
   StalenessModel model;
   model.policy = &policy;
+  if constexpr (requires { policy.check(); }) policy.check();
   if constexpr (ExchangingPolicy<P>) {
     if (policy.minibatches() < 1)
       raise(Errc::bad_configuration, "a push of ", policy.minibatches(),

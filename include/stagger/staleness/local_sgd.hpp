@@ -4,6 +4,7 @@
 /// @source Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Lai et al.,
 ///         "SplitBrain", arXiv 2112.15317, for the mean of the optimizer's state.
 
+#include <stagger/core/error.hpp>
 #include <stagger/staleness/policy.hpp>
 
 namespace stagger::staleness {
@@ -18,6 +19,12 @@ struct LocalSgd {
   static constexpr Adds adds = Adds::in_worker_order;
   int period = 1;             ///< T >= 1, in steps
   bool average_state = true;  ///< whether momentum and moments are averaged
+  /// @throws Error  bad_configuration for a period that is no number of steps
+  void check() const {
+    if (period < 1)
+      raise(Errc::bad_configuration, "workers cannot take the mean of their weights after every ",
+            counted(period, "step"), "; let LocalSgd::period be at least 1");
+  }
   [[nodiscard]] constexpr int minibatches() const noexcept { return period; }
   [[nodiscard]] constexpr int needs(int step) const noexcept { return step / period; }
 };

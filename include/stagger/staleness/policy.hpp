@@ -36,6 +36,7 @@
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
 /// | `needs(minibatch)` | laying out | how many pushes of every worker, from the first one, its weights must contain; they contain at least what those of the previous minibatch did |
 /// | `average_state` | once, in `with`; optional | a bool, of a model that pushes weights: whether the server takes the mean of the optimizers' states, too |
+/// | `check()`, or none | once, in `with` | throws an Error that names the member whose value cannot be |
 ///
 /// `version` is called before anything runs, with positions in the table: it must return the same
 /// for the same numbers, and cannot depend on times.

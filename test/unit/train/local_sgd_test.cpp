@@ -291,13 +291,20 @@ namespace {
 struct Later : LocalSgd {
   static constexpr sg::staleness::Adds adds = sg::staleness::Adds::on_arrival;
 };
+struct Never : LocalSgd {
+  int minibatches() const { return 0; }
+};
 
 }  // namespace
 
 TEST_CASE("train/LocalSgd: refuses what cannot be, and workers that differ", "[train]") {
   sg::collective::ParameterServer const server({.workers = 2});
   REQUIRE_THROWS_WITH(make(LocalSgd{.period = 0}, server, 0, momentum),
-                      Catch::Matchers::Contains("a push of 0 minibatches cannot be made"));
+                      "workers cannot take the mean of their weights after every 0 steps; let "
+                      "LocalSgd::period be at least 1");
+  REQUIRE_THROWS_WITH(make(Never{}, server, 0, momentum),
+                      "a push of 0 minibatches cannot be made; let minibatches() of the staleness "
+                      "model be at least 1");
   REQUIRE_THROWS_WITH(make(Later{{.period = 2}}, server, 0, momentum),
                       Catch::Matchers::Contains("a mean of weights"));
   auto const first = make(LocalSgd{.period = 2}, server, 0, momentum);
