@@ -20,7 +20,7 @@
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "workers_oracle.hpp"
+#include "replay.hpp"
 
 using namespace workers_oracle;
 using sg::schedule::Kind;
@@ -112,12 +112,13 @@ std::pair<std::vector<std::vector<Numbers>>, int> replay(std::vector<Course> con
   return {seen, lead};
 }
 
-/// Trains three workers of which each is slower than the one before, and compares with a replay.
+/// Trains three workers of which each is slower than the one before, and compares with a replay of
+/// what arrived when, and with one of the server's log.
 /// @return  the lead of the fastest
 template <class Model, class Needs>
 int compare(Model const& model, double latency_s, Needs needs, int count = 12) {
   sg::sim::Clock const clock({.latency_s = latency_s});
-  sg::collective::ParameterServer const server({.workers = 3, .shards = 2});
+  sg::collective::ParameterServer const server({.workers = 3, .shards = 2, .log = true});
   auto const make = [&](int n) {
     sg::sim::VirtualClock device;
     device.costs = sg::schedule::Costs::uniform(1 + 1.5 * n, 2, 0);
@@ -138,7 +139,15 @@ int compare(Model const& model, double latency_s, Needs needs, int count = 12) {
     courses[n].pushed_s.push_back(last_s);
   });
   auto const [seen, lead] = replay(courses, needs, model.pushes);
-  for (std::size_t n = 0; n < 3; ++n) REQUIRE(weights(trainers[n]) == seen[n]);
+  Replay of_log(logs_of(server), 3);
+  std::vector<std::vector<Batch>> batches(3);
+  for (std::size_t n = 0; n < 3; ++n)
+    for (int step = 0; step < count; ++step) batches[n].push_back(batch_of(n, step));
+  replay_steps(of_log, sgd, batches, model.pushes);
+  for (std::size_t n = 0; n < 3; ++n) {
+    REQUIRE(weights(trainers[n]) == seen[n]);
+    REQUIRE(of_log.taken(n, static_cast<std::size_t>(count)) == seen[n]);
+  }
   return lead;
 }
 
@@ -165,6 +174,32 @@ TEST_CASE("train/run_together: stale synchronous workers keep their bound and at
   // With a bound that nobody reaches, steps are asynchronous.
   REQUIRE(compare(sg::staleness::StaleSynchronous{1000, sg::staleness::Pushes::changes}, 2.5,
                   [](int) { return 0; }) > 4);
+}
+
+namespace {
+
+/// A model of the user's: in step for 100 minibatches, then up to `later` behind.
+struct LaterBehind {
+  using policy_tag = sg::StalenessTag;
+  static constexpr bool synchronous = true;  // the stages of one worker end a step together
+  static constexpr auto pushes = sg::staleness::Pushes::gradients;  // or changes
+  static constexpr auto adds = sg::staleness::Adds::on_arrival;
+  int later = 4;
+  [[nodiscard]] constexpr int minibatches() const { return 1; }  // in one push
+  [[nodiscard]] constexpr int needs(int m) const { return m < 100 ? m : m - later; }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "train/run_together: a user's own model keeps workers in step for a while, then within its "
+    "bound",
+    "[train]") {
+  LaterBehind const model;
+  // The weights of minibatch 99 contain 99 pushes, so those of the next ones do, too.
+  auto const needs = [](int m) { return m < 100 ? m : std::max(99, m - 4); };
+  REQUIRE(compare(model, 2.5, needs, 99) == 0);
+  for (double const latency_s : {0.0, 2.5}) REQUIRE(compare(model, latency_s, needs, 125) == 4);
 }
 
 TEST_CASE("train/run_together: in virtual time a step begins when the one before has ended",
