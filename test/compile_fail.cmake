@@ -6,6 +6,7 @@
 # enough: a typo fails as well. Each line `// flags: <flags>` makes a case of its own,
 # compiled with these flags too; a line `// accepted: <flags>` names flags with which it does compile. A line
 # `// expect-error -DNAME=value: <regular expression>` makes a case of its own with this macro and this first error.
+# With a line `// errors: <number>` no compiler prints more errors than that.
 #
 # PRECOMPILED/<compiler> holds <stagger/stagger.hpp> precompiled, for sources that include it first. Where a source
 # has a line `// mistake: <group>: <what>`, each compiler says it in at most 20 lines, and the sentence of the first is
@@ -20,6 +21,8 @@ file(STRINGS ${SOURCE} mistakes REGEX "^// expect-error -D")
 if(NOT wanted AND NOT mistakes)
   message(FATAL_ERROR "${SOURCE} has no line '// expect-error: <regular expression>'")
 endif()
+file(STRINGS ${SOURCE} most_errors REGEX "^// errors: ")
+string(REPLACE "// errors: " "" most_errors "${most_errors}")
 file(STRINGS ${SOURCE} mistake REGEX "^// mistake: ")
 file(STRINGS ${SOURCE} includes REGEX "^#include")
 set(ENV{LC_ALL} C)
@@ -38,7 +41,7 @@ function(compile compiler flags)
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   set(result "${result}" PARENT_SCOPE)
   # The compiler quotes source lines; what the test itself says must not count as the compiler's words.
-  string(REGEX REPLACE "// (expect-error|flags|accepted)[^\n]*" "" output "${output}")
+  string(REGEX REPLACE "// (expect-error|errors|flags|accepted)[^\n]*" "" output "${output}")
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
@@ -58,6 +61,11 @@ function(check compiler flags patterns)
       message(FATAL_ERROR "${SOURCE}: ${compiler} does not say '${pattern}'. It says:\n${output}")
     endif()
   endforeach()
+  string(REGEX MATCHALL "error: " errors "${output}")
+  list(LENGTH errors errors)
+  if(most_errors AND errors GREATER most_errors)
+    message(FATAL_ERROR "${SOURCE}: ${compiler} prints ${errors} errors instead of ${most_errors}:\n${output}")
+  endif()
   string(REGEX MATCHALL "\n" lines "${output}")
   list(LENGTH lines lines)
   if(mistake AND lines GREATER most_lines)

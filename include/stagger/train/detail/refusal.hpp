@@ -11,6 +11,7 @@
 #include <stagger/core/stop_token.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/model/parameter.hpp>
+#include <stagger/program/traffic.hpp>
 #include <stagger/schedule/timeline.hpp>
 #include <stagger/train/detail/not_a_policy.hpp>
 #include <stagger/train/detail/not_a_stage.hpp>
@@ -198,6 +199,8 @@ template <class Result> struct Rejected {
   schedule::Timeline timeline() const;
   schedule::Timeline reductions() const;
   std::vector<int> peak_in_flight() const;
+  Traffic traffic() const;
+  std::vector<std::uint64_t> staleness() const;
 };
 
 }  // namespace stagger::detail
