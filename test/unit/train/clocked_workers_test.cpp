@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +21,7 @@
 #include <stagger/schedule/play_workers.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
@@ -393,6 +397,95 @@ TEST_CASE("train/Clock: a worker whom nobody answers says for whom it waits", "[
   auto const batch = data(4);
   static_cast<void>(sg::run_together(a.stream(batch), b.stream(batch)));
   REQUIRE(weights(a) == weights(b));
+}
+
+namespace {
+
+/// A server that never says which layers are late.
+class NoChoice final : public sg::detail::ParameterLink {
+ public:
+  explicit NoChoice(std::shared_ptr<ParameterLink> server) : server_(std::move(server)) {}
+  void join(std::span<sg::detail::LayerParameters const> all, sg::detail::WorkerRules const& rules,
+            sg::detail::ParameterListener& listener) override {
+    server_->join(all, rules, listener);
+  }
+  void leave() noexcept override { server_->leave(); }
+  void begin() override { server_->begin(); }
+  void read(std::size_t l, std::byte* values) override { server_->read(l, values); }
+  void push(std::size_t l, std::byte const* values, bool last) override {
+    server_->push(l, values, last);
+  }
+  void push_part(std::size_t l, std::byte const* values, sg::detail::ByteRange part) override {
+    server_->push_part(l, values, part);
+  }
+  void ask_part(std::size_t l, std::uint32_t rounds, sg::detail::ByteRange part) override {
+    server_->ask_part(l, rounds, part);
+  }
+  void take_part(std::size_t l, std::uint32_t rounds, std::byte* values,
+                 sg::detail::ByteRange part) override {
+    server_->take_part(l, rounds, values, part);
+  }
+  void report(double loss) override { server_->report(loss); }
+  void ask_late(std::uint32_t) override {}
+  void ask(std::size_t l, std::uint32_t rounds) override { server_->ask(l, rounds); }
+  void ask_last(std::size_t l) override { server_->ask_last(l); }
+  sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
+    return server_->take(l, rounds, values);
+  }
+  void take_last(std::size_t l, std::byte* values) override { server_->take_last(l, values); }
+  void end(std::exception_ptr why) noexcept override { server_->end(std::move(why)); }
+  [[nodiscard]] std::string waits_for() const override { return "the choice of the server"; }
+
+ private:
+  std::shared_ptr<ParameterLink> server_;
+};
+
+template <class Model>
+auto stepping(Model const& model, sg::collective::ServerWorker worker,
+              sg::sim::VirtualClock device) {
+  std::vector<Layer> stack;
+  for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+      sg::partition::Cuts{{2}}, model, std::move(worker), Loss{}, sgd, std::move(device));
+}
+
+}  // namespace
+
+TEST_CASE("train/Clock: the sentence of a stall names pushes and pulls, and who is waited for",
+          "[train]") {
+  sg::sim::Clock const clock({.latency_s = 1});
+  auto const batch = data(2);
+  SECTION("pulls at the end of a step") {
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto a = stepping(sg::staleness::Synchronous{}, server.worker(0), on(clock));
+    auto b = stepping(sg::staleness::Synchronous{}, server.worker(1), on(clock));
+    REQUIRE_THROWS_WITH(run(a.step(batch)),
+                        "the ranks wait for each other: rank 0 waits before 0PULL0 for worker 1, "
+                        "which has made 0 pushes; rank 1 waits before 1PULL0 for worker 1, which "
+                        "has made 0 pushes");
+  }
+  SECTION("pulls within a stream, of a number of waves") {
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto a = streaming(exact(2, 1), server, 0, {2}, on(clock));
+    auto b = streaming(exact(2, 1), server, 1, {2}, on(clock));
+    REQUIRE_THROWS_WITH(run(a.stream(data(12))),
+                        Catch::Matchers::Contains("rank 0 waits before 0PULL1 for worker 1, which "
+                                                  "has made 0 pushes"));
+  }
+  SECTION("pushes behind late values") {
+    sg::collective::ParameterServer const server({.workers = 1});
+    auto train = stepping(
+        sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::ParameterGradientProduct,
+                                             sg::staleness::overlapped::FirstFit,
+                                             sg::staleness::overlapped::ShareLate>{.budget = {0.5}},
+        sg::collective::ServerWorker(std::make_shared<NoChoice>(server.worker(0).link())),
+        on(clock));
+    static_cast<void>(run(train.step(batch)));
+    REQUIRE_THROWS_WITH(
+        run(train.step(batch)),
+        "the ranks wait for each other: rank 0 waits before 0PUSH0 for the choice of the server; "
+        "rank 1 waits before 1PUSH0 for the choice of the server");
+  }
 }
 
 TEST_CASE("train/Clock: a worker that fails ends the others, and the next streams go on",
