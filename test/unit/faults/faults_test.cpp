@@ -54,7 +54,7 @@ TEST_CASE("faults/Lab: whatever fails, each push is added once and everybody end
     INFO(found);
     REQUIRE(found.empty());
   }
-  std::uint64_t const stride = full() ? 1 : sanitized ? 500 : 25;
+  std::uint64_t const stride = full() ? 1 : sanitized ? 50 : 5;
   for (std::uint64_t seed = 0; seed < seeds; seed += stride) {
     std::string const wrong = play(seed, counts, false);
     INFO(wrong);
