@@ -116,7 +116,9 @@ class ParameterLink {
   virtual void report(double /*loss*/) { refuse_late(); }
   /// Asks which layers are late in a step; steps are counted from 0.
   virtual void ask_late(std::uint32_t /*step*/) { refuse_late(); }
-  /// Asks for a snapshot; the listener is notified. One request for each layer at a time.
+  /// Asks for a snapshot; the listener is notified. One request for each layer at a time, unless
+  /// pushes are added on arrival: then it takes the place of one that is under way, with which the
+  /// listener is notified if that is answered with enough rounds. It asks for no fewer.
   virtual void ask(std::size_t layer, std::uint32_t rounds) = 0;
   /// Likewise for the snapshot that contains all pushes of every worker's stream.
   virtual void ask_last(std::size_t layer) = 0;

@@ -5,6 +5,7 @@
 
 #include <stagger/core/requirements.hpp>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace stagger::detail {
@@ -18,6 +19,8 @@ struct VersionTag {
   /// Pushes of each other worker, at least; `all_rounds` if no other worker's stream goes on.
   std::uint32_t others = 0;
 
+  /// How many rounds they contain, at least.
+  [[nodiscard]] constexpr std::uint32_t rounds() const noexcept { return std::min(own, others); }
   /// Encoded as one number, for messages.
   [[nodiscard]] constexpr std::uint64_t number() const noexcept {
     return std::uint64_t{others} << 32U | own;

@@ -38,8 +38,12 @@ using Late = sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::Gra
 
 struct Told final : sg::detail::ParameterListener {
   int arrivals = 0;
+  std::uint32_t rounds = 0;  // of the last one
   std::string failure{};
-  void arrived(std::size_t, std::uint32_t) noexcept override { ++arrivals; }
+  void arrived(std::size_t, std::uint32_t contained) noexcept override {
+    ++arrivals;
+    rounds = contained;
+  }
   void arrived_last(std::size_t) noexcept override { ++arrivals; }
   void lost(std::exception_ptr why) noexcept override {
     try {
@@ -146,7 +150,7 @@ struct Worker {
     Worker& of;
   };
 
-  Worker(Server& to, int number)
+  Worker(Server& to, int number, sg::staleness::Adds adds = sg::staleness::Adds::in_worker_order)
       : server(to), link(std::make_unique<Connector>(*this), number), model(1) {
     sg::detail::ParameterDeclaration d;
     d.name = "w";
@@ -158,6 +162,7 @@ struct Worker {
     model[0].adopt(std::move(declared), 0, 0);
     bytes.resize(model[0].bytes_of_values());
     sg::detail::WorkerRules rules;
+    rules.adds = adds;
     rules.optimizer = sg::detail::optimizer_call<true>(sgd);
     rules.late = server.rules.late;
     rules.late_policy = server.rules.late_policy;
@@ -177,9 +182,15 @@ struct Worker {
     return first;
   }
   /// It is not carried yet.
-  void push(double number) {
+  void push(double number, bool last = false) {
     std::memcpy(bytes.data(), &number, sizeof(number));
-    link.push(0, bytes.data(), false);
+    link.push(0, bytes.data(), last);
+  }
+  /// What it says arrives, and what the server answers is under way.
+  void say() {
+    while (wire->carry(*wire->worker, wire->connection)) {
+    }
+    wire->dispatch();
   }
   /// A message of this worker that its link has not sent.
   void slip_in(Message message, double number = 0) {
@@ -201,10 +212,11 @@ struct Worker {
   std::vector<std::byte> bytes{};
 };
 
-bool said(Worker const& worker, Kind kind) {
+std::ptrdiff_t times_said(Worker const& worker, Kind kind) {
   auto const& all = worker.wire->said;
-  return std::count(all.begin(), all.end(), kind) != 0;
+  return std::count(all.begin(), all.end(), kind);
 }
+bool said(Worker const& worker, Kind kind) { return times_said(worker, kind) != 0; }
 
 }  // namespace
 
@@ -325,6 +337,85 @@ TEST_CASE("collective/RemoteLink: takes no answer to another question", "[collec
   message = {.kind = Kind::answer, .stream = 1, .rounds = 2, .bytes = a.bytes.size()};
   answer();
   CHECK(a.told.arrivals == 1);
+}
+
+TEST_CASE(
+    "collective/RemoteLink: on arrival, who asks for more than is under way gets it with one "
+    "answer "
+    "or with two",
+    "[collective]") {
+  bool const there = GENERATE(false, true);  // what the worker asks for, when it first asks
+  CAPTURE(there);
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0, sg::staleness::Adds::on_arrival);
+  Worker b(server, 1, sg::staleness::Adds::on_arrival);
+  a.begin_and_read();
+  b.begin_and_read();
+  auto const push_of_b = [&] {
+    b.push(2);
+    b.wire->carry_all();
+  };
+  if (there) push_of_b();
+  a.push(1);
+  a.link.ask(0, 0);
+  a.say();
+  if (!there) push_of_b();
+  a.link.ask(0, 1);
+  CHECK_FALSE(a.wire->carry(*a.wire->worker, a.wire->connection));  // one request at a time
+  CHECK(a.told.arrivals == 0);
+  a.link.take(0, 0, a.bytes.data());
+  CHECK(a.value() == 0);  // what it has read
+  a.wire->carry_all();
+  CHECK(times_said(a, Kind::ask) == (there ? 1 : 2));
+  CHECK(a.told.arrivals == 1);  // what lacks the push of b is dropped
+  CHECK(a.told.rounds == 1);
+  CHECK(a.link.take(0, 1, a.bytes.data()) == sg::detail::VersionTag{1, 1});
+  CHECK(a.value() == 3);
+}
+
+TEST_CASE("collective/RemoteLink: on arrival, weights are there until newer ones have arrived",
+          "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0, sg::staleness::Adds::on_arrival);
+  a.begin_and_read();
+  a.push(1);
+  a.link.ask(0, 0);
+  a.wire->carry_all();
+  REQUIRE(a.told.arrivals == 1);  // and not taken
+  a.push(2);
+  a.link.ask(0, 0);
+  a.say();
+  CHECK(a.link.take(0, 0, a.bytes.data()).own == 1);
+  CHECK(a.value() == 1);
+  // Half of the answer has arrived.
+  auto const buffer = a.wire->worker->payload_buffer(a.wire->under_way.back().first);
+  std::fill(buffer.begin(), buffer.end(), std::byte{0xff});
+  CHECK(a.link.take(0, 0, a.bytes.data()).own == 1);
+  CHECK(a.value() == 1);
+  a.wire->carry_all();
+  CHECK(a.link.take(0, 0, a.bytes.data()).own == 2);
+  CHECK(a.value() == 3);
+}
+
+TEST_CASE("collective/RemoteLink: on arrival, the last weights are asked for behind others",
+          "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0, sg::staleness::Adds::on_arrival);
+  Worker b(server, 1, sg::staleness::Adds::on_arrival);
+  a.begin_and_read();
+  b.begin_and_read();
+  b.push(2, true);
+  b.wire->carry_all();
+  a.push(1, true);
+  a.link.ask(0, 0);
+  a.say();
+  a.link.ask_last(0);
+  CHECK_FALSE(a.wire->carry(*a.wire->worker, a.wire->connection));
+  a.wire->carry_all();
+  CHECK(times_said(a, Kind::ask_last) == 1);
+  CHECK(a.told.arrivals == 1);
+  a.link.take_last(0, a.bytes.data());
+  CHECK(a.value() == 3);
 }
 
 TEST_CASE("collective/RemoteLink: a part of a push that comes behind a failure is dropped",

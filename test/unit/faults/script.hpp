@@ -112,6 +112,7 @@ class Worker final : public Sleeper,
     double value = 0;
     std::uint32_t contained = 0;
     std::uint32_t asked = 0;
+    std::uint32_t there = 0;  // on arrival, rounds in what has come
     bool waits = false;
     std::uint32_t pushes = 0;  // that it made, ever
     std::vector<std::byte> bytes{};
@@ -218,7 +219,12 @@ class Worker final : public Sleeper,
       try {
         link.begin();
         read_newest();
-        model_.late != nullptr ? late_steps() : model_.streams ? stream() : steps();
+        if (model_.late != nullptr)
+          late_steps();
+        else if (!model_.streams)
+          steps();
+        else
+          model_.adds == Adds::on_arrival ? stream_of_newest() : stream();
         link.end(nullptr);
         done_ = true;
         world_.leaves(number_);
@@ -281,11 +287,13 @@ class Worker final : public Sleeper,
       rounds == stagger::detail::all_rounds ? link_->ask_last(l) : link_->ask(l, rounds);
   }
   void await() {
-    double const until_s = time_.queue.now_s() + longest_wait_s;
-    auto const missing = [this] {
+    await([this] {
       return chooses_ || std::any_of(layers_.begin(), layers_.end(),
                                      [](auto const& each) { return each.waits; });
-    };
+    });
+  }
+  template <class Missing> void await(Missing missing) {
+    double const until_s = time_.queue.now_s() + longest_wait_s;
     while (missing() && !lost_) {
       if (time_.queue.now_s() >= until_s) {
         std::string const whom = link_->waits_for();
@@ -301,10 +309,14 @@ class Worker final : public Sleeper,
   void take(std::uint32_t rounds) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       Layer& layer = layers_[l];
+      std::uint32_t const before = layer.contained;
       if (rounds == stagger::detail::all_rounds)
         link_->take_last(l, layer.bytes.data());
       else
         layer.contained = link_->take(l, rounds, layer.bytes.data()).own;
+      if (layer.contained < before)
+        world_.wrong(stagger::text("worker ", number_, " takes weights with ", layer.contained,
+                                   " of its pushes behind some with ", before));
       if (layer.contained < rounds && rounds != stagger::detail::all_rounds)
         world_.wrong(stagger::text("worker ", number_, " takes weights with ", layer.contained,
                                    " of its pushes where ", rounds, " are needed"));
@@ -421,8 +433,54 @@ class Worker final : public Sleeper,
     take(stagger::detail::all_rounds);
   }
 
+  /// Likewise, where waves are added on arrival.
+  void stream_of_newest() {
+    std::vector<std::uint32_t> needed;  // by each version made of weights of the server
+    for (int m = model_.per_push; m < minibatches_; ++m)
+      if ((m + 1) % model_.per_push == 0) needed.push_back(needs(m));
+    needed.push_back(stagger::detail::all_rounds);
+    std::size_t next = 0;
+    std::uint32_t asked = 0;
+    for (Layer& layer : layers_) layer.there = 0, layer.waits = false;
+    auto const there = [this] {
+      std::uint32_t least = stagger::detail::all_rounds;
+      for (Layer const& layer : layers_) least = std::min(least, layer.there);
+      return least;
+    };
+    auto const ask_for = [&](std::uint32_t rounds) {
+      asked = std::max(asked, rounds);
+      ask(rounds);
+    };
+    auto const ask_to_wait = [&] {
+      if (needed[next] > std::max(there(), asked)) ask_for(needed[next]);
+    };
+    auto const finish = [&](int m) {
+      if ((m + 1) % model_.per_push != 0 && m + 1 != minibatches_) return;
+      for (std::size_t l = layers_.size(); l-- > 0;) push(l, m + 1 == minibatches_);
+      if (needed[next] == stagger::detail::all_rounds) return;
+      bool const ahead = needed[next] <= there() && needed[next + 1] != stagger::detail::all_rounds;
+      std::uint32_t const rounds = needed[next + (ahead ? 1 : 0)];
+      if (rounds <= there() || rounds > asked) ask_for(rounds);
+    };
+    ask_to_wait();
+    for (int m = 0; m < minibatches_; ++m) {
+      if (m >= model_.per_push) finish(m - model_.per_push);
+      if (m >= model_.per_push && (m + 1) % model_.per_push == 0) {
+        await([&] { return there() < needed[next]; });
+        take(needed[next++]);
+        ask_to_wait();
+      }
+      compute();
+    }
+    for (int m = std::max(0, minibatches_ - model_.per_push); m < minibatches_; ++m) finish(m);
+    await();
+    take(stagger::detail::all_rounds);
+  }
+
   void arrived(std::size_t l, std::uint32_t rounds) noexcept override {
-    if (!layers_[l].waits || layers_[l].asked != rounds)
+    bool const more = model_.adds != Adds::in_worker_order && rounds > layers_[l].asked;
+    layers_[l].there = rounds;
+    if (!layers_[l].waits || (layers_[l].asked != rounds && !more))
       world_.wrong(stagger::text("worker ", number_, " is told of ", rounds, " rounds of layer ", l,
                                  ", but had asked for ", layers_[l].asked));
     layers_[l].waits = false;

@@ -66,20 +66,26 @@ class RemoteLayer {
     coming_contains_ = {};
     take_over();
   }
+  /// Asks for a snapshot. If an earlier request is under way, it is answered first; this one is sent
+  /// then, unless that answer contains as much.
   /// @param rounds  what the snapshot must contain, or all_rounds
-  /// @return        the message that asks for the snapshot, without its layer
-  Message ask(MessageKind kind, std::uint32_t rounds, ByteRange part = {}) noexcept {
-    state_ = State::asked;
+  /// @return        whether request() is to be sent now
+  [[nodiscard]] bool ask(MessageKind kind, std::uint32_t rounds, ByteRange part = {}) noexcept {
+    if (state_ == State::arrived) take_over();  // the next values come to the same memory
+    bool const sent = std::exchange(state_, State::asked) != State::asked;
+    if (sent) under_way_ = rounds;
     in_stream_ = true;
     rounds_ = rounds;
     part_ = {part.first, std::min(part.last, bytes())};
     std::uint64_t const late = kind == MessageKind::ask_rest   ? part.first
                                : kind == MessageKind::ask_late ? part.last
                                                                : 0;
-    return ask_ = {.kind = kind,
-                   .rounds = rounds == stagger::detail::all_rounds ? 0 : rounds,
-                   .number = late};
+    ask_ = {
+        .kind = kind, .rounds = rounds == stagger::detail::all_rounds ? 0 : rounds, .number = late};
+    return sent;
   }
+  /// The message for the last ask(), without its layer.
+  [[nodiscard]] Message const& request() const noexcept { return ask_; }
   /// Puts values that have arrived to use.
   /// @param exact  only if they contain precisely `rounds`
   void take(std::uint32_t rounds, bool exact) noexcept {
@@ -106,7 +112,7 @@ class RemoteLayer {
     bool const answers = message.kind != MessageKind::newest;
     bool const last = message.kind == MessageKind::last_answer;
     std::uint32_t const rounds = last ? stagger::detail::all_rounds : message.rounds;
-    bool const asked = answers && state_ == State::asked && (!of_stream || rounds == rounds_);
+    bool const asked = answers && state_ == State::asked && (!of_stream || rounds == under_way_);
     ByteRange part = asked ? part_ : ByteRange{0, bytes()};
     if (answers && !of_stream && message.bytes < bytes()) part = {0, message.bytes};
     if (message.bytes != part.size()) refuse_message(message, "has not the length of the layer");
@@ -123,21 +129,36 @@ class RemoteLayer {
     if (message.number > pushes_) refuse_message(message, "acknowledges what was not pushed");
     if (message.number == pushes_) unacknowledged_ = false;
   }
-  /// @return whether it is still waited for
-  bool arrive(Message const& message) noexcept {
-    if (state_ != State::asked) return false;  // it belongs to a stream that has ended
-    state_ = State::arrived;
+  enum class Arrival : std::uint8_t {
+    unwanted,  ///< it belongs to a stream that has ended
+    too_old,   ///< the worker has asked for more meanwhile: request() is to be sent
+    usable
+  };
+  [[nodiscard]] Arrival arrive(Message const& message) noexcept {
+    if (state_ != State::asked) return Arrival::unwanted;
     coming_contains_ = VersionTag::of(message.number);
-    return true;
+    there_ = message.kind == MessageKind::last_answer
+                 ? stagger::detail::all_rounds
+                 : std::max(message.rounds, coming_contains_.rounds());
+    if (there_ < rounds_) {
+      under_way_ = rounds_;
+      return Arrival::too_old;
+    }
+    state_ = State::arrived;
+    return Arrival::usable;
   }
+  /// How many rounds the last answer contains, at least.
+  [[nodiscard]] std::uint32_t rounds_there() const noexcept { return there_; }
   /// Repeats over another connection what the server may not have received.
   /// @param say     (message without its layer)
   /// @param stream  whether the worker's stream is still running
-  template <class Say> void repeat(Say say, bool stream) const {
+  template <class Say> void repeat(Say say, bool stream) {
     if (reading()) say(Message{.kind = MessageKind::read});
     if (!stream || !in_stream_) return;
     if (unacknowledged_) say(push_);
-    if (state_ == State::asked) say(ask_);
+    if (state_ != State::asked) return;
+    under_way_ = rounds_;
+    say(ask_);
   }
   /// The payload of a push, of a part of one, or of the first values.
   [[nodiscard]] std::span<std::byte const> payload(Message const& message) noexcept {
@@ -163,6 +184,8 @@ class RemoteLayer {
   bool in_stream_ = false;        // whether the last push or request is of the stream that runs
   std::uint32_t rounds_ = 0;      // asked for
   ByteRange part_{};              // likewise
+  std::uint32_t under_way_ = 0;   // rounds of the request that was sent last
+  std::uint32_t there_ = 0;       // rounds in the last answer
   std::uint64_t pushes_ = 0;      // made
   Message push_{}, ask_{};        // the last ones
   VersionTag contains_{};         // `used_`

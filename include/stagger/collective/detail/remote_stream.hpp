@@ -69,7 +69,7 @@ class RemoteStream {
   void send_ask(MessageKind kind, std::size_t l, std::uint32_t rounds, ByteRange part) {
     auto lock = session_.lock();
     require_stream();
-    session_.send(lock, of(l, layers_[l].ask(kind, rounds, part)));
+    if (layers_[l].ask(kind, rounds, part)) session_.send(lock, of(l, layers_[l].request()));
   }
   void say(Message message) {
     auto lock = session_.lock();
@@ -106,9 +106,13 @@ class RemoteStream {
     return std::as_writable_bytes(std::span(scores_)).first(message.bytes);
   }
   void arrive(Message const& message) {
-    if (message.stream != stream_.number() || !layer_of(message).arrive(message)) return;
+    if (message.stream != stream_.number()) return;
+    RemoteLayer& layer = layer_of(message);
+    RemoteLayer::Arrival const arrival = layer.arrive(message);
     if (!stream_.running() || listener_ == nullptr) return;
-    message.kind == MessageKind::answer ? listener_->arrived(message.layer, message.rounds)
+    if (arrival == RemoteLayer::Arrival::too_old) session_.send(of(message.layer, layer.request()));
+    if (arrival != RemoteLayer::Arrival::usable) return;
+    message.kind == MessageKind::answer ? listener_->arrived(message.layer, layer.rounds_there())
                                         : listener_->arrived_last(message.layer);
   }
 

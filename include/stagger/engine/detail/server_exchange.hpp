@@ -261,6 +261,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   [[nodiscard]] LayerParameters& layer(CellLayers const& cell, std::size_t l) const {
     return machine_.parameters()[cell.first + l];
   }
+  [[nodiscard]] std::size_t cell_of(std::size_t layer) const noexcept { return cell_of_[layer]; }
   /// A layer that a cell has asked for has arrived; if it is the last one, the cell's signal is
   /// given.
   /// @param count  value of the cell's signal then

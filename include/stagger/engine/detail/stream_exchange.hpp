@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include <stagger/core/error.hpp>
@@ -19,8 +20,55 @@
 
 namespace stagger::detail {
 
+/// How many rounds the newest weights of a cell contain that have arrived, where these are asked for
+/// again and again.
+class ArrivedRounds {
+ public:
+  void begin(std::size_t layers) {
+    std::lock_guard const lock(mutex_);
+    there_ = 0;
+    layers_.assign(layers, {});
+  }
+  /// Weights of a layer have arrived. Called by any thread.
+  /// @param rounds  that they contain, at least
+  /// @param tell    (rounds) called, by one thread at a time, if the weights of all layers contain
+  ///                more rounds than before
+  template <class Tell> void arrive(std::size_t layer, std::uint32_t rounds, Tell tell) noexcept {
+    std::lock_guard const lock(mutex_);
+    ++layers_[layer].answers;
+    if (rounds <= layers_[layer].rounds) return;
+    layers_[layer].rounds = rounds;
+    std::uint32_t least = all_rounds;
+    for (std::size_t l = layers_.size(); l-- > 0 && least > there_;)
+      least = std::min(least, layers_[l].rounds);
+    if (least > there_) tell(there_ = least);
+  }
+  [[nodiscard]] std::uint32_t there() {
+    std::lock_guard const lock(mutex_);
+    return there_;
+  }
+  /// How often weights of a layer have arrived since the last call.
+  [[nodiscard]] std::uint32_t take_answers(std::size_t layer) {
+    std::lock_guard const lock(mutex_);
+    return std::exchange(layers_[layer].answers, 0);
+  }
+
+ private:
+  struct Layer {
+    std::uint32_t rounds = 0;
+    std::uint32_t answers = 0;
+  };
+  std::mutex mutex_;
+  std::uint32_t there_ = 0;
+  List<Layer> layers_;
+};
+
 /// For each cell it keeps the changes of the current push and of the pushes that a snapshot may
 /// lack, and the snapshots to ask for.
+///
+/// Where pushes are added in the order of workers, it asks for each snapshot as soon as it has the
+/// one before. Where they are added on arrival, it asks for the newest weights behind each push, and
+/// a version waits for them only if those that are there lack rounds that it needs.
 class StreamExchange final : public ServerExchange {
  public:
   /// @throws Error  bad_configuration for a staleness model that cannot work
@@ -52,7 +100,8 @@ class StreamExchange final : public ServerExchange {
         if (!in.last_pull())  // pushes after the snapshot, with the current one and unused ones
           stream.kept = std::max(
               stream.kept, std::size_t{(stream.changes + per_push - 1) / per_push} - in.rounds());
-        if (in.last_pull() || in.rounds() > (stream.asks.empty() ? 0 : stream.asks.back()))
+        if (on_arrival() || in.last_pull() ||
+            in.rounds() > (stream.asks.empty() ? 0 : stream.asks.back()))
           stream.asks.push_back(in.last_pull() ? all_rounds : in.rounds());
       }
   }
@@ -63,12 +112,14 @@ class StreamExchange final : public ServerExchange {
       make_room(c);
       streams_[c].changes = 0;
       streams_[c].asked = 0;
+      streams_[c].most_asked = 0;
       streams_[c].taken = 0;
       streams_[c].versions = 0;
+      streams_[c].arrived.begin(cells_[c].count);
       cells_[c].missing.store(0);
     }
     open();
-    for (std::size_t c = 0; c < cells_.size(); ++c) ask(c);
+    for (std::size_t c = 0; c < cells_.size(); ++c) on_arrival() ? ask_to_wait(c) : ask_next(c);
   }
 
   bool execute(Machine& machine, Instruction const& in) override {
@@ -101,13 +152,16 @@ class StreamExchange final : public ServerExchange {
   struct CellStream {
     std::size_t kept = 1;               // pushes in memory
     FixedArray<ParameterBlock> pushes;  // [kept][layers]
-    List<std::uint32_t> asks;           // rounds of the snapshots that it needs, in order
-    std::size_t asked = 0;              // how many of these it has asked for
-    std::uint32_t taken = 0;            // rounds of the newest snapshot that it has
-    std::uint32_t changes = 0;          // made
-    std::uint32_t versions = 0;         // versions made from snapshots so far
-    List<std::uint32_t> version_of;     // [minibatches] number of the version that it sees
-    List<std::uint32_t> others;         // [versions + 1] pushes of each other worker, at least
+    List<std::uint32_t> asks;           // rounds of the snapshots to ask for, in order; on arrival
+                                        // of all snapshots
+    std::size_t asked = 0;              // how many of these it has asked for; on arrival: taken
+    std::uint32_t most_asked = 0;       // most rounds for which it has asked
+    std::uint32_t taken = 0;         // in the order of workers: rounds of the snapshot that it has
+    ArrivedRounds arrived;           // on arrival
+    std::uint32_t changes = 0;       // made
+    std::uint32_t versions = 0;      // versions made from snapshots so far
+    List<std::uint32_t> version_of;  // [minibatches] number of the version that it sees
+    List<std::uint32_t> others;      // [versions + 1] pushes of each other worker, at least
   };
 
   [[nodiscard]] ParameterBlock& push_block(std::size_t c, std::uint32_t push, std::size_t l) {
@@ -146,6 +200,7 @@ class StreamExchange final : public ServerExchange {
       link_->push(cell.first + l, push_block(in.cell, in.round(), l).data(), ends);
       count(cell.first + l, TrafficKind::pushes);
     }
+    if (on_arrival()) ask_for_newest(in.cell);
   }
 
   /// Makes a version of the weights: from a snapshot and the worker's own later pushes, each as one
@@ -153,11 +208,11 @@ class StreamExchange final : public ServerExchange {
   void pull(Instruction const& in) {
     CellLayers const& cell = cells_[in.cell];
     CellStream& stream = streams_[in.cell];
-    bool const asked = in.snapshot() && (in.last_pull() || in.rounds() > stream.taken);
-    if (asked) stream.taken = in.rounds();
-    if (in.snapshot()) stream.others[++stream.versions] = all_rounds;
+    if (in.snapshot()) {
+      stream.others[++stream.versions] = all_rounds;
+      count_answers(in);
+    }
     for (std::size_t l = 0; l < cell.count; ++l) {
-      if (asked) count(cell.first + l, TrafficKind::pulls);
       LayerParameters& own = layer(cell, l);
       std::byte* const to = own.stored().values[in.next_version].data();
       if (!in.snapshot()) {
@@ -174,19 +229,64 @@ class StreamExchange final : public ServerExchange {
       std::uint32_t& others = stream.others[stream.versions];
       others = std::min(others, tag.others);
     }
-    if (in.snapshot() && (in.rounds() != 0 || in.last_pull())) ask(in.cell);
+    if (!in.snapshot() || in.last_pull()) return;
+    if (on_arrival()) {
+      ++stream.asked;
+      ask_to_wait(in.cell);
+    } else if (in.rounds() != 0) {
+      ask_next(in.cell);
+    }
+  }
+  /// Counts what was received for a snapshot.
+  void count_answers(Instruction const& in) {
+    CellLayers const& cell = cells_[in.cell];
+    CellStream& stream = streams_[in.cell];
+    bool const taken = in.last_pull() || (!on_arrival() && in.rounds() > stream.taken);
+    if (taken) stream.taken = in.rounds();
+    for (std::size_t l = 0; l < cell.count; ++l)
+      for (std::uint32_t n = taken + (on_arrival() ? stream.arrived.take_answers(l) : 0); n > 0;
+           --n)
+        count(cell.first + l, TrafficKind::pulls);
   }
 
-  /// Asks for the next snapshot.
-  void ask(std::size_t c) {
+  /// Asks for the next snapshot, unless the previous one has not arrived.
+  void ask_next(std::size_t c) {
     CellStream& stream = streams_[c];
-    CellLayers& cell = cells_[c];
-    if (stream.asked == stream.asks.size()) return;
-    if (cell.missing.load() != 0) return;  // the previous one has not arrived
+    if (stream.asked == stream.asks.size() || cells_[c].missing.load() != 0) return;
     std::uint32_t const rounds = stream.asks[stream.asked++];
-    cell.missing.store(cell.count);
-    for (std::size_t l = 0; l < cell.count; ++l)
-      rounds == all_rounds ? link_->ask_last(cell.first + l) : link_->ask(cell.first + l, rounds);
+    cells_[c].missing.store(cells_[c].count);
+    ask(c, rounds);
+  }
+  /// On arrival: asks for the next snapshot, if it will be waited for and was not asked for yet.
+  void ask_to_wait(std::size_t c) {
+    CellStream& stream = streams_[c];
+    std::uint32_t const rounds = stream.asks[stream.asked];
+    if (rounds == all_rounds)
+      cells_[c].missing.store(cells_[c].count);
+    else if (rounds <= std::max(stream.arrived.there(), stream.most_asked))
+      return;
+    ask(c, rounds);
+  }
+  /// On arrival, behind a push: asks for the newest weights. If the next snapshot need not be waited
+  /// for, they are for the one after it, and contain what that needs.
+  void ask_for_newest(std::size_t c) {
+    CellStream& stream = streams_[c];
+    std::uint32_t const there = stream.arrived.there();
+    std::uint32_t rounds = stream.asks[stream.asked];
+    if (rounds == all_rounds) return;  // it has asked for that
+    std::uint32_t const after = stream.asks[stream.asked + 1];
+    if (rounds <= there && after != all_rounds) rounds = after;
+    if (rounds <= there || rounds > stream.most_asked) ask(c, rounds);
+  }
+  void ask(std::size_t c, std::uint32_t rounds) {
+    CellLayers const& cell = cells_[c];
+    streams_[c].most_asked = std::max(streams_[c].most_asked, rounds);
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
+      rounds == all_rounds ? link_->ask_last(l) : link_->ask(l, rounds);
+  }
+  /// Whether a snapshot is the newest.
+  [[nodiscard]] bool on_arrival() const noexcept {
+    return staleness_.adds == staleness::Adds::on_arrival;
   }
 
   /// Refuses a staleness model whose pushes cannot be added.
@@ -203,7 +303,10 @@ class StreamExchange final : public ServerExchange {
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
-    one_arrived(layer, rounds);
+    if (!on_arrival()) return one_arrived(layer, rounds);
+    std::size_t const c = cell_of(layer);
+    streams_[c].arrived.arrive(layer - cells_[c].first, rounds,
+                               [&](std::uint32_t there) { tell(c, there); });
   }
   void arrived_last(std::size_t layer) noexcept override {
     one_arrived(layer, rounds_of_stream() + 1);

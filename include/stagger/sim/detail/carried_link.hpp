@@ -15,7 +15,7 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_link.hpp>
-#include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/sim/detail/carried_layer.hpp>
 #include <stagger/sim/detail/event_queue.hpp>
 #include <stagger/sim/detail/parcels.hpp>
 
@@ -24,7 +24,6 @@ namespace stagger::sim::detail {
 using stagger::detail::ByteRange;
 using stagger::detail::LateSet;
 using stagger::detail::LayerParameters;
-using stagger::detail::ParameterBlock;
 using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
 using stagger::detail::VersionTag;
@@ -52,7 +51,7 @@ class CarriedLink final : public ParameterLink,
     WorkerRules timed = rules;
     timed.clock = time_.get();
     exact_ = rules.adds == staleness::Adds::in_worker_order;
-    layers_ = List<Layer>(layers.size());
+    layers_ = List<CarriedLayer>(layers.size());
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       layers_[l].bytes = layers[l].bytes_of_values();
       layers_[l].sent_bytes = layers[l].sent_bytes();
@@ -66,16 +65,12 @@ class CarriedLink final : public ParameterLink,
 
   void begin() override {
     drop();
-    for (Layer& layer : layers_) layer.pushes = 0;
+    for (CarriedLayer& layer : layers_) layer.pushes = 0;
     link_->begin();
   }
   void read(std::size_t layer, std::byte* values) override {
     link_->read(layer, values);
-    if (exact_ || instant()) return;
-    Layer& own = layers_[layer];  // used until an answer arrives
-    own.contained = {};
-    if (own.answer.size() != own.bytes) own.answer.make(nullptr, own.bytes);
-    if (own.bytes != 0) std::memcpy(own.answer.data(), values, own.bytes);
+    if (!exact_ && !instant()) layers_[layer].read(values);
   }
 
   void push(std::size_t layer, std::byte const* values, bool last) override {
@@ -111,11 +106,14 @@ class CarriedLink final : public ParameterLink,
   void report(double loss) override { link_->report(loss); }
   void ask_late(std::uint32_t step) override { link_->ask_late(step); }
   void ask(std::size_t layer, std::uint32_t rounds) override {
-    if (exact_ || layers_[layer].under_way == 0) return link_->ask(layer, rounds);
-    layers_[layer].asks = true;
-    layers_[layer].rounds = rounds;
+    if (exact_ || instant()) return link_->ask(layer, rounds);
+    layers_[layer].ask(rounds);
+    request(layer);
   }
-  void ask_last(std::size_t layer) override { link_->ask_last(layer); }
+  void ask_last(std::size_t layer) override {
+    layers_[layer].cancel();
+    link_->ask_last(layer);
+  }
   void ask_part(std::size_t layer, std::uint32_t rounds, ByteRange part) override {
     layers_[layer].asked = part;
     link_->ask_part(layer, rounds, part);
@@ -127,7 +125,7 @@ class CarriedLink final : public ParameterLink,
 
   VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
     if (exact_ || instant()) return link_->take(layer, rounds, values);
-    Layer const& own = layers_[layer];
+    CarriedLayer const& own = layers_[layer];
     if (own.bytes != 0) std::memcpy(values, own.answer.data(), own.bytes);
     return own.contained;
   }
@@ -143,18 +141,6 @@ class CarriedLink final : public ParameterLink,
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
-  struct Layer {
-    std::size_t bytes = 0;        // in memory
-    std::size_t sent_bytes = 0;   // without gaps, assumed to be at the end
-    std::uint32_t pushes = 0;     // of the stream
-    std::uint32_t under_way = 0;  // of those
-    bool asks = false;            // behind them, for:
-    std::uint32_t rounds = 0;
-    ByteRange asked{};        // a part, last
-    VersionTag contained{};   // in the answer that arrived last
-    ParameterBlock answer{};  // unless exact, when the server keeps it
-  };
-
   [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }
 
   /// @return its place
@@ -166,9 +152,12 @@ class CarriedLink final : public ParameterLink,
   }
   /// Copies a push into a parcel.
   void fill(std::size_t number, std::byte const* values) {
-    Layer& layer = layers_[parcels_[number].layer];
+    CarriedLayer& layer = layers_[parcels_[number].layer];
     parcels_[number].fill(values, layer.bytes);
     ++layer.under_way;
+  }
+  void request(std::size_t layer) {
+    if (layers_[layer].request()) link_->ask(layer, layers_[layer].rounds());
   }
   void send_late() {
     Parcel& parcel = parcels_[late_.front()];
@@ -182,7 +171,7 @@ class CarriedLink final : public ParameterLink,
     time_->network.forget(*this);
     time_->queue.remove(*this);
     parcels_.drop();
-    for (Layer& layer : layers_) layer.under_way = 0, layer.asks = false;
+    for (CarriedLayer& layer : layers_) layer.drop();
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
@@ -243,7 +232,7 @@ class CarriedLink final : public ParameterLink,
     parcel.kind = Parcel::none;
     parcels_[number] = std::move(parcel);
   }
-  void deliver(Parcel& parcel, Layer& layer) {
+  void deliver(Parcel& parcel, CarriedLayer& layer) {
     std::size_t const l = parcel.layer;
     bool const pushed = parcel.is_push();
     send([&] { tell(l, pushed, parcel.number, parcel.sent_s); });
@@ -257,14 +246,14 @@ class CarriedLink final : public ParameterLink,
         if (parcel.kind == Parcel::pushed) return link_->push(l, parcel.values.data(), parcel.last);
         link_->push_part(l, parcel.values.data(), parcel.part);
       });
-      if (layer.under_way != 0 && --layer.under_way == 0 && std::exchange(layer.asks, false))
-        send([&] { link_->ask(l, layer.rounds); });
+      if (layer.under_way != 0) --layer.under_way;
+      send([&] { request(l); });
     } else if (parcel.kind == Parcel::last_answer) {
       listener_->arrived_last(l);
     } else {
-      layer.contained = parcel.contained;
-      if (!exact_) std::swap(layer.answer, parcel.values);
-      listener_->arrived(l, parcel.number);
+      std::uint32_t const rounds = layer.arrive(parcel, !exact_);
+      send([&] { request(l); });
+      listener_->arrived(l, rounds);
     }
   }
 
@@ -281,7 +270,7 @@ class CarriedLink final : public ParameterLink,
   std::shared_ptr<SharedTime> time_;
   ParameterListener* listener_ = nullptr;
   bool exact_ = true;
-  List<Layer> layers_;
+  List<CarriedLayer> layers_;
   Parcels parcels_;
   List<std::size_t> late_;  // parcels sent one after another; the first is in transit
 };
