@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include <stagger/collective/iteration.hpp>
@@ -58,9 +60,10 @@ struct Network {
   }
 };
 
-/// ResNet-50: 53 convolutions, each followed by a scale-and-shift layer unless that is left out, and
-/// a dense layer.
-[[nodiscard]] inline Network resnet50(bool scales = true) {
+/// ResNet: convolutions, each followed by a scale-and-shift layer unless that is left out, and a
+/// dense layer.
+/// @param third  blocks of the third of four groups
+[[nodiscard]] inline Network resnet(int third, bool scales, double classes) {
   Network n;
   auto const unit = [&](double in, double out, double kernel, double height) {
     n.convolution(in, out, kernel, height, false);
@@ -73,7 +76,8 @@ struct Network {
   };
   unit(3, 64, 7, 112);
   double in = 64;
-  for (Group const g : {Group{64, 3, 56}, Group{128, 4, 28}, Group{256, 6, 14}, Group{512, 3, 7}}) {
+  for (Group const g :
+       {Group{64, 3, 56}, Group{128, 4, 28}, Group{256, third, 14}, Group{512, 3, 7}}) {
     for (int b = 0; b < g.blocks; ++b) {
       if (b == 0) unit(in, 4 * g.width, 1, g.height);
       unit(in, g.width, 1, g.height);
@@ -82,7 +86,103 @@ struct Network {
       in = 4 * g.width;
     }
   }
-  n.add(2048 * 1000 + 1000, 2048 * 1000);
+  n.add(2048 * classes + classes, 2048 * classes);
+  return n;
+}
+/// With 53 and 104 convolutions.
+[[nodiscard]] inline Network resnet50(bool scales = true, double classes = 1000) {
+  return resnet(6, scales, classes);
+}
+[[nodiscard]] inline Network resnet101() { return resnet(23, true, 1000); }
+
+/// VGG-16: 13 convolutions and three dense layers, of which the first has three quarters of the
+/// parameters.
+[[nodiscard]] inline Network vgg16() {
+  struct Group {
+    double width;
+    int layers;
+  };
+  Network n;
+  double in = 3, height = 224;
+  for (Group const g : {Group{64, 2}, Group{128, 2}, Group{256, 3}, Group{512, 3}, Group{512, 3}}) {
+    for (int l = 0; l < g.layers; ++l, in = g.width) n.convolution(in, g.width, 3, height, true);
+    height /= 2;
+  }
+  n.dense(512 * 7 * 7, 4096);
+  n.dense(4096, 4096);
+  n.dense(4096, 1000);
+  return n;
+}
+
+/// InceptionV3 with its auxiliary classifier: 96 convolutions with their scales and shifts, and two
+/// dense layers.
+[[nodiscard]] inline Network inception_v3(double classes) {
+  Network n;
+  /// Convolutions one after the other. @param kernels  pixels and outputs of each
+  auto const chain = [&](double in, double height,
+                         std::initializer_list<std::pair<double, double>> kernels) {
+    for (auto const& [pixels, out] : kernels) {
+      double const p = in * out * pixels;
+      n.add(p + 2 * out, p * height * height);
+      in = out;
+    }
+  };
+  chain(3, 149, {{9, 32}});
+  chain(32, 147, {{9, 32}, {9, 64}});
+  chain(64, 73, {{1, 80}});
+  chain(80, 71, {{9, 192}});
+  for (auto const& [in, pooled] :
+       {std::pair{192., 32.}, std::pair{256., 64.}, std::pair{288., 64.}}) {
+    chain(in, 35, {{1, 64}});
+    chain(in, 35, {{1, 48}, {25, 64}});
+    chain(in, 35, {{1, 64}, {9, 96}, {9, 96}});
+    chain(in, 35, {{1, pooled}});
+  }
+  chain(288, 17, {{9, 384}});
+  chain(288, 35, {{1, 64}, {9, 96}});
+  chain(96, 17, {{9, 96}});
+  for (double const w : {128., 160., 160., 192.}) {
+    chain(768, 17, {{1, 192}});
+    chain(768, 17, {{1, w}, {7, w}, {7, 192}});
+    chain(768, 17, {{1, w}, {7, w}, {7, w}, {7, w}, {7, 192}});
+    chain(768, 17, {{1, 192}});
+  }
+  chain(768, 5, {{1, 128}});  // the auxiliary classifier
+  chain(128, 1, {{25, 768}});
+  n.add(768 * classes + classes, 768 * classes);
+  chain(768, 17, {{1, 192}});
+  chain(192, 8, {{9, 320}});
+  chain(768, 17, {{1, 192}, {7, 192}, {7, 192}});
+  chain(192, 8, {{9, 192}});
+  for (double const in : {1280., 2048.}) {
+    chain(in, 8, {{1, 320}});
+    chain(in, 8, {{1, 384}, {3, 384}});
+    chain(384, 8, {{3, 384}});
+    chain(in, 8, {{1, 448}, {9, 384}, {3, 384}});
+    chain(384, 8, {{3, 384}});
+    chain(in, 8, {{1, 192}});
+  }
+  n.add(2048 * classes + classes, 2048 * classes);
+  return n;
+}
+
+/// BERT-base with the head that finds an answer's first and last word; multiply-adds for a text of so
+/// many words.
+[[nodiscard]] inline Network bert_base(double words) {
+  constexpr double width = 768;
+  Network n;
+  n.add((30522 + 512 + 2) * width + 2 * width, 0);  // embeddings
+  auto const dense = [&](double in, double out) {
+    n.add(in * out + out, words * (in * out + out));
+  };
+  for (int layer = 0; layer < 12; ++layer) {
+    for (int i = 0; i < 4; ++i) dense(width, width);  // queries, keys, values, what comes out
+    n.add(2 * width, 2 * words * words * width);  // scores and sums of values; scales and shifts
+    dense(width, 4 * width);
+    dense(4 * width, width);
+    n.add(2 * width, 0);
+  }
+  dense(width, 2);
   return n;
 }
 
