@@ -56,9 +56,9 @@
 /// };
 /// @endcode
 /// A type that lacks a member gets "stagger: not a StalenessPolicy: it needs ...", which names it,
-/// or, with some of `pushes`, `adds`, `minibatches` and `needs` but not all, "stagger: not a staleness model of several
-/// workers: it needs ..."; a version that has not been made yet gets an Error that names stage and
-/// microbatch.
+/// or, with some of `pushes`, `adds`, `minibatches` and `needs` but not all, "stagger: not a
+/// staleness model of several workers: it needs ..."; a version that has not been made yet gets an
+/// Error that names stage and microbatch.
 
 #include <stagger/core/requirements.hpp>
 
