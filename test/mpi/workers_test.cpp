@@ -32,7 +32,8 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "full.hpp"
+#include "sweep.hpp"
+#include "unit/train/overlapped_oracle.hpp"
 #include "unit/train/replay.hpp"
 
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
@@ -49,10 +50,10 @@ int processes() {
 }
 
 /// A server in each process, for the layers that lie there in all workers.
-class LocalLink final : public sg::detail::ParameterLink {
+class LocalLink final : public Forwarding {
  public:
   LocalLink(sg::collective::ParameterServer const& server, int worker)
-      : own_(server.worker(worker).link()) {}
+      : Forwarding(server.worker(worker).link()) {}
   void join(std::span<link::LayerParameters const> layers, sg::detail::WorkerRules const& rules,
             sg::detail::ParameterListener& listener) override {
     sg::FixedArray<link::LayerParameters> whole(layers.size());
@@ -62,26 +63,9 @@ class LocalLink final : public sg::detail::ParameterLink {
         declarations.push_back(layers[l].declaration(i));
       whole[l].adopt(std::move(declarations), static_cast<int>(l), 0);
     }
-    own_->join({whole.data(), whole.size()}, rules, listener);
+    Forwarding::join({whole.data(), whole.size()}, rules, listener);
   }
-  void leave() noexcept override { own_->leave(); }
-  void begin() override { own_->begin(); }
-  void read(std::size_t l, std::byte* values) override { own_->read(l, values); }
-  void push(std::size_t l, std::byte const* values, bool last) override {
-    own_->push(l, values, last);
-  }
-  void ask(std::size_t l, std::uint32_t rounds) override { own_->ask(l, rounds); }
-  void ask_last(std::size_t l) override { own_->ask_last(l); }
-  sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
-    return own_->take(l, rounds, values);
-  }
-  void take_last(std::size_t l, std::byte* values) override { own_->take_last(l, values); }
-  void end(std::exception_ptr why) noexcept override { own_->end(why); }
   [[nodiscard]] bool span(int) noexcept override { return true; }
-  [[nodiscard]] std::string waits_for() const override { return own_->waits_for(); }
-
- private:
-  std::shared_ptr<sg::detail::ParameterLink> own_;
 };
 
 std::vector<int> even_cuts(int stages) {
@@ -219,11 +203,7 @@ std::vector<int> workers_here(int workers) {
   return own;
 }
 
-/// Cuts that differ from worker to worker.
-std::vector<int> cuts_of(int worker) {
-  std::vector<std::vector<int>> const all{{2}, {1}, {1, 2, 3}, {}};
-  return all[static_cast<std::size_t>(worker) % all.size()];
-}
+using workers_oracle::cuts_of;
 
 template <class Model>
 auto on_threads(sg::collective::ServerWorker worker, int number, Model const& staleness,
@@ -354,71 +334,125 @@ TEST_CASE("mpi/ParameterServer: steps have the bits of a server in one process",
   }
 }
 
+namespace {
+
+/// Each time another one of `placements`.
+class Placements {
+ public:
+  std::vector<int> const& next() { return all_[next_++ % all_.size()]; }
+
+ private:
+  std::vector<std::vector<int>> all_ = placements();
+  std::size_t next_ = 0;
+};
+
+}  // namespace
+
 TEST_CASE("mpi/ParameterServer: in the order of workers it has the bits of a sequential loop",
           "[mpi]") {
-  for (auto const& layer_processes : placements())
-    for (int const workers : {1, 2, 4})
-      for (auto const& [in_flight, distance] : {std::pair{1, 0}, {4, 0}, {2, 1}, {5, 3}}) {
-        CAPTURE(workers, in_flight, distance, layer_processes);
-        workers_oracle::Waves const waves{workers, in_flight, distance};
+  Placements where;
+  workers_oracle::sweep_waves(
+      Sweep(61, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
+                                  int minibatches, auto const& optimizer) {
+        auto const& layer_processes = where.next();
+        CAPTURE(layer_processes, threads);
         sg::mpi::ParameterServer const server(
-            {.workers = workers, .layer_processes = layer_processes});
-        std::vector<workers_oracle::OracleWorker<sg::optimizer::AdamW>> oracle(
-            static_cast<std::size_t>(workers));
-        auto expected = first_weights();
-        {
-          auto const own = workers_here(workers);
-          std::vector<decltype(workers_oracle::make(waves, server, 0, {}, 1, adam))> trainers;
-          for (int const n : own)
-            trainers.push_back(workers_oracle::make(waves, server, n, cuts_of(n), 1, adam));
-          for (int stream = 0; stream < 2; ++stream) {
-            for (int n = 0; n < workers; ++n)
-              oracle[static_cast<std::size_t>(n)].batch = data(11, n + 10.0 * stream);
-            std::vector<sg::Step> streams;
-            for (std::size_t k = 0; k < own.size(); ++k)
-              streams.push_back(trainers[k].stream(oracle[static_cast<std::size_t>(own[k])].batch));
-            sg::run_together(std::move(streams));
-            workers_oracle::sequential(waves, adam, oracle, expected, 11 * stream);
-            for (auto& trainer : trainers) REQUIRE(weights(trainer) == expected);
-          }
-        }
+            {.workers = waves.workers, .layer_processes = layer_processes});
+        workers_oracle::compare_streams(
+            waves, workers_here(waves.workers), minibatches, optimizer, [&](int n) {
+              return workers_oracle::make(waves, server, n, cuts_of(n, turn), threads, optimizer);
+            });
         server.serve();
-      }
+      });
 }
 
 TEST_CASE("mpi/ParameterServer: steps that push changes have the bits of a sequential loop",
           "[mpi]") {
-  for (auto const& layer_processes : placements())
-    for (int const workers : {1, 2, 4})
-      for (int const bound : {0, 1, 3}) {
-        if (!full() && (workers + bound) % 2 == 0) continue;
-        CAPTURE(workers, bound, layer_processes);
-        workers_oracle::Stale const stale{workers, bound};
+  Placements where;
+  workers_oracle::sweep_stale(
+      Sweep(5, processes()),
+      [&](workers_oracle::Stale const& stale, int turn, int threads, auto const& optimizer) {
+        auto const& layer_processes = where.next();
+        CAPTURE(layer_processes);
         sg::mpi::ParameterServer const server(
-            {.workers = workers, .layer_processes = layer_processes});
-        workers_oracle::compare_changes(stale, workers_here(workers), adam, [&](int n) {
-          return workers_oracle::stepping(stale.model(), server, n, adam, cuts_of(n), 1);
+            {.workers = stale.workers, .layer_processes = layer_processes});
+        workers_oracle::compare_changes(stale, workers_here(stale.workers), optimizer, [&](int n) {
+          return workers_oracle::stepping(stale.model(), server, n, optimizer, cuts_of(n, turn),
+                                          threads);
         });
         server.serve();
-      }
+      });
 }
+
+namespace {
+
+/// What all workers have taken, each of them in one process.
+std::vector<std::vector<workers_oracle::Taken>> of_all_processes(
+    std::vector<std::vector<workers_oracle::Taken>> taken) {
+  auto const tell = [](auto& all, MPI_Datatype type, int from) {
+    auto size = static_cast<int>(all.size());
+    MPI_Bcast(&size, 1, MPI_INT, from, MPI_COMM_WORLD);
+    all.resize(static_cast<std::size_t>(size));
+    MPI_Bcast(all.data(), size, type, from, MPI_COMM_WORLD);
+  };
+  for (std::size_t n = 0; n < taken.size(); ++n)
+    for (auto& layer : taken[n]) {
+      tell(layer.own, MPI_UINT32_T, static_cast<int>(n) % processes());
+      tell(layer.values, MPI_FLOAT, static_cast<int>(n) % processes());
+    }
+  return taken;
+}
+
+}  // namespace
 
 TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of drifting steps",
           "[mpi]") {
-  constexpr int workers = 3;
-  for (auto const& layer_processes : placements()) {
-    auto const drift = [&](auto const& model) {
-      sg::mpi::ParameterServer const server(
-          {.workers = workers, .log = true, .layer_processes = layer_processes}, adam);
-      auto const logs = [&] { return logs_of_all(server, layer_processes); };
-      workers_oracle::replay_drifting(model, workers, workers_here(workers), server, logs, {2}, 1);
-      server.serve();
-    };
-    drift(sg::staleness::Asynchronous{});
-    drift(sg::staleness::Asynchronous{sg::staleness::Pushes::changes});
-    drift(sg::staleness::StaleSynchronous{1});
-    drift(sg::staleness::RoundRobinSynchronous{});
-  }
+  Placements where;
+  Sweep sweep(7, processes());
+  auto const replay = [&](auto const& model, int workers, int turn, int threads) {
+    if (!sweep.takes()) return;
+    auto const& layer_processes = where.next();
+    CAPTURE(layer_processes, turn, threads);
+    sg::mpi::ParameterServer const server(
+        {.workers = workers, .log = true, .layer_processes = layer_processes}, adam);
+    workers_oracle::replay_drifting(
+        model.pushes, workers, workers_here(workers),
+        [&] { return logs_of_all(server, layer_processes); },
+        [&](int n) {
+          return workers_oracle::stepping(model, server, n, adam, cuts_of(n, turn), threads);
+        });
+    server.serve();
+  };
+  using sg::staleness::Pushes;
+  workers_oracle::sweep_steps([&](int workers, int turn, int threads) {
+    for (auto const pushes : {Pushes::gradients, Pushes::changes}) {
+      replay(sg::staleness::Asynchronous{pushes}, workers, turn, threads);
+      for (int const bound : {0, 1, 3})
+        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, turn, threads);
+    }
+    replay(sg::staleness::RoundRobinSynchronous{}, workers, turn, threads);
+  });
+}
+
+TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of waves on arrival",
+          "[mpi]") {
+  Placements where;
+  workers_oracle::sweep_waves(
+      Sweep(131, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
+                                   int minibatches, auto const& optimizer) {
+        auto const& layer_processes = where.next();
+        CAPTURE(layer_processes, threads);
+        sg::mpi::ParameterServer const server(
+            {.workers = waves.workers, .log = true, .layer_processes = layer_processes});
+        workers_oracle::replay_waves(
+            waves, workers_here(waves.workers), minibatches, optimizer, server,
+            [&] { return logs_of_all(server, layer_processes); }, of_all_processes,
+            [&](Through const& through, int n) {
+              return workers_oracle::make(workers_oracle::Arriving{waves}, through, n,
+                                          cuts_of(n, turn), threads, optimizer);
+            });
+        server.serve();
+      });
 }
 
 TEST_CASE("mpi/ParameterServer: layers that lie where they run change no bit", "[mpi]") {
@@ -450,6 +484,26 @@ TEST_CASE("mpi/Processes: processes that name different workers of a server are 
   REQUIRE_THROWS_WITH(streaming(2, 0, server.worker(process() == 0 ? 0 : 1), sg::mpi::Processes{}),
                       Catch::Matchers::Contains("the worker of the parameter server"));
   MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST_CASE("mpi/ParameterServer: late layers have the bits of a sequential loop", "[mpi]") {
+  using namespace overlapped_oracle;
+  Placements where;
+  Sweep sweep(3, processes());
+  workers_oracle::sweep_steps([&](int workers, int turn, int threads) {
+    if (!sweep.takes()) return;
+    auto const& layer_processes = where.next();
+    CAPTURE(layer_processes, turn, threads);
+    sg::mpi::ParameterServer const server({.workers = workers, .layer_processes = layer_processes},
+                                          adam, local_split);
+    compare_late(
+        local_split_rules(), adam, workers, workers_here(workers),
+        [&](int n) {
+          return workers_oracle::stepping(local_split, server, n, adam, cuts_of(n, turn), threads);
+        },
+        7);
+    server.serve();
+  });
 }
 
 TEST_CASE("mpi/ParameterServer: late layers have the bits of a server in one process", "[mpi]") {

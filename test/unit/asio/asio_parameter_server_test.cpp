@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <iterator>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -37,6 +36,7 @@
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 
+#include "../train/overlapped_oracle.hpp"
 #include "../train/replay.hpp"
 
 using namespace workers_oracle;
@@ -165,49 +165,62 @@ template <class Server> bool begun(Server const& server, int n) {
 }  // namespace
 
 TEST_CASE("asio/AsioParameterServer: workers have the bits of a sequential loop", "[asio]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (int const in_flight : {1, 2, 4, 5})
-      for (int const distance : {0, 1, 3})
-        for (int const minibatches : {1, 21}) {
-          CAPTURE(distance);
-          OnPort const server(workers);
-          compare(Waves{workers, in_flight, distance}, server, {{2}, {1}, {1, 2, 3}, {}},
-                  1 + (in_flight + minibatches) % 3, minibatches, adam);
-        }
+  sweep_waves(Sweep(23), [](Waves const& waves, int turn, int threads, int minibatches,
+                            auto const& optimizer) {
+    OnPort const server(waves.workers);
+    compare(waves, server, cuts_from(turn), threads, minibatches, optimizer);
+  });
 }
 
 TEST_CASE("asio/AsioParameterServer: steps that push changes have the bits of a sequential loop",
           "[asio]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (int const bound : {0, 1, 3}) {
-      CAPTURE(workers, bound);
-      OnPort const server(workers);
-      compare_changes_on_threads(Stale{workers, bound}, server, 1 + bound % 2, SlowSgd{sgd});
-    }
+  sweep_stale(Sweep(2), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+    OnPort const server(stale.workers);
+    compare_changes_on_threads(stale, server, turn, threads, optimizer);
+  });
 }
 
 TEST_CASE("asio/AsioParameterServer: steps have the bits of one server loop", "[asio]") {
-  for (int const workers : {1, 2, 3}) {
-    CAPTURE(workers);
+  sweep_steps([](int workers, int turn, int threads) {
     OnPort const server(workers, adam);
-    compare_steps(workers, server, adam);
-  }
+    compare_steps(workers, server, adam, turn, threads);
+  });
 }
 
 TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits of drifting steps",
           "[asio]") {
-  for (int const workers : {1, 2, 4}) {
-    std::vector<int> own(static_cast<std::size_t>(workers));
-    std::iota(own.begin(), own.end(), 0);
-    auto const drift = [&](auto const& model) {
-      OnPort<sg::optimizer::AdamW> const server(workers, adam, true);
-      replay_drifting(model, workers, own, server, [&] { return logs_of(server.server); }, {2}, 1);
-    };
-    drift(sg::staleness::Asynchronous{});
-    drift(sg::staleness::StaleSynchronous{1});
-    drift(sg::staleness::StaleSynchronous{1, sg::staleness::Pushes::changes});
-    drift(sg::staleness::RoundRobinSynchronous{});
-  }
+  auto const replay = [&](auto const& model, int workers, int turn, int threads) {
+    CAPTURE(turn, threads);
+    OnPort<sg::optimizer::AdamW> const server(workers, adam, true);
+    replay_drifting(
+        model.pushes, workers, all_of(workers), [&] { return logs_of(server.server); },
+        [&](int n) { return stepping(model, server, n, adam, cuts_of(n, turn), threads); });
+  };
+  using sg::staleness::Pushes;
+  Sweep sweep(3);
+  sweep_steps([&](int workers, int turn, int threads) {
+    if (!sweep.takes()) return;
+    replay(sg::staleness::RoundRobinSynchronous{}, workers, turn, threads);
+    for (auto const pushes : {Pushes::gradients, Pushes::changes}) {
+      replay(sg::staleness::Asynchronous{pushes}, workers, turn, threads);
+      for (int const bound : {0, 1, 3})
+        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, turn, threads);
+    }
+  });
+}
+
+TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits of waves on arrival",
+          "[asio]") {
+  sweep_waves(Sweep(31), [](Waves const& waves, int turn, int threads, int minibatches,
+                            auto const& optimizer) {
+    OnPort<sg::optimizer::Sgd> const server(waves.workers, {}, true);
+    replay_waves(
+        waves, all_of(waves.workers), minibatches, optimizer, server,
+        [&] { return logs_of(server.server); }, all_here,
+        [&](Through const& through, int n) {
+          return make(Arriving{waves}, through, n, cuts_of(n, turn), threads, optimizer);
+        });
+  });
 }
 
 TEST_CASE("asio/AsioParameterServer: layers larger than every buffer arrive whole", "[asio]") {
@@ -459,6 +472,19 @@ TEST_CASE("asio/AsioParameterServer: no stream goes on that has ended, or that w
     }
     std::filesystem::remove_all(folder);
   }
+}
+
+TEST_CASE("asio/AsioParameterServer: late layers have the bits of a sequential loop", "[asio]") {
+  using namespace overlapped_oracle;
+  sweep_steps([](int workers, int turn, int threads) {
+    CAPTURE(turn, threads);
+    OnPort const server(workers, adam, false, local_split);
+    int const split = compare_late(
+        local_split_rules(), adam, workers, all_of(workers),
+        [&](int n) { return stepping(local_split, server, n, adam, cuts_of(n, turn), threads); },
+        7);
+    CHECK(split == 7);
+  });
 }
 
 TEST_CASE("asio/AsioParameterServer: late layers have the bits of workers in one process",

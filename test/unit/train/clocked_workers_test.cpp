@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +26,8 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "plain_layers.hpp"
+#include "forwarding_link.hpp"
+#include "replay.hpp"
 
 namespace sg = stagger;
 using namespace plain_layers;
@@ -38,7 +37,6 @@ using sg::schedule::Kind;
 
 namespace {
 
-constexpr int layers = 4;
 constexpr double layer_bytes = sizeof(float) * (width * width + width);
 sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9};
 
@@ -100,33 +98,93 @@ std::vector<int> const quarters{1, 2, 3};
 
 }  // namespace
 
-TEST_CASE("train/Clock: workers in virtual time have the bits of workers on threads", "[train]") {
+namespace {
+
+/// Every number of workers, of minibatches in flight, of waves ahead, of stages for each worker,
+/// over links of several kinds, with costs that vary and without.
+/// @param check  (waves, minibatches, device_of, turn, link), where device_of makes the device of a
+///               worker
+template <class Check> void sweep_clocks(Sweep sweep, Check check) {
   std::vector<sg::sim::Links> const links{
       {},
       {.rate = 100, .latency_s = 0.5},
       {.rate = 60, .loss = 0.5, .sharing = sg::sim::Sharing::fifo, .duplex = sg::sim::Duplex::half},
       {.latency_s = 7, .sharing = sg::sim::Sharing::one_at_a_time}};
-  for (int const workers : {1, 2, 4})
-    for (int const distance : {0, 2}) {
-      auto const model = exact(3, distance);
-      sg::collective::ParameterServer const threads({.workers = workers});
-      auto const expected = trained(workers, [&](int n) {
-        return streaming(model, threads, n, cuts[static_cast<std::size_t>(n)],
-                         sg::host::Threads{2});
-      });
-      for (auto const& link : links)
-        for (double const jitter : {0.0, 0.5}) {
-          sg::sim::Clock const clock(link);
-          sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-          auto const ran = trained(workers, [&](int n) {
-            return streaming(
-                model, server, n, cuts[static_cast<std::size_t>(n)],
-                on(clock, Costs::uniform(1 + n, 2, 0.5), jitter, static_cast<std::uint64_t>(n)));
-          });
-          CAPTURE(workers, distance, jitter, link.rate, link.latency_s);
-          REQUIRE(ran == expected);
+  for (int const workers : {1, 2, 3, 4})
+    for (int const in_flight : {1, 2, 4, 5})
+      for (int const distance : {0, 1, 3})
+        for (int const turn : {0, 1, 2, 3})
+          for (int const minibatches : {1, 13, 33})
+            for (auto const& link : links)
+              for (double const jitter : {0.0, 0.5}) {
+                if (!sweep.takes()) continue;
+                CAPTURE(distance, turn, jitter, link.rate, link.latency_s);
+                sg::sim::Clock const clock(link);
+                check(
+                    workers_oracle::Waves{workers, in_flight, distance}, minibatches,
+                    [&](int n) {
+                      return on(clock, Costs::uniform(1 + n, 2, 0.5), jitter,
+                                static_cast<std::uint64_t>(n));
+                    },
+                    turn, link);
+              }
+}
+
+}  // namespace
+
+TEST_CASE("train/Clock: workers in virtual time have the bits of a sequential loop", "[train]") {
+  using namespace workers_oracle;
+  sweep_clocks(Sweep(7), [](Waves const& waves, int minibatches, auto device_of, int turn, auto&) {
+    sg::collective::ParameterServer const server({.workers = waves.workers, .shards = 2});
+    compare_streams(waves, all_of(waves.workers), minibatches, adam, [&](int n) {
+      return make_on(device_of(n), waves, server, n, cuts_of(n, turn), adam);
+    });
+  });
+}
+
+TEST_CASE("train/Clock: carried out again, the server's log gives the bits of waves on arrival",
+          "[train]") {
+  using namespace workers_oracle;
+  // With D above 0, which minibatch is the first to see an answer that takes time is not in the log.
+  sweep_clocks(Sweep(5), [](Waves const& waves, int minibatches, auto device_of, int turn,
+                            auto const& link) {
+    if (waves.distance != 0 && !link.instant()) return;
+    sg::collective::ParameterServer const server(
+        {.workers = waves.workers, .shards = 2, .log = true});
+    replay_waves(
+        waves, all_of(waves.workers), minibatches, adam, server, [&] { return logs_of(server); },
+        all_here,
+        [&](Through const& through, int n) {
+          return make_on(device_of(n), Arriving{waves}, through, n, cuts_of(n, turn), adam);
+        });
+  });
+}
+
+TEST_CASE("train/Clock: carried out again, the server's log gives the bits of steps on arrival",
+          "[train]") {
+  using namespace workers_oracle;
+  for (int const workers : {1, 2, 3, 4})
+    for (int const turn : {0, 1, 2, 3})
+      for (double const latency_s : {0.0, 2.5}) {
+        auto const replay = [&](auto const& model) {
+          sg::sim::Clock const clock({.rate = 100, .latency_s = latency_s});
+          sg::collective::ParameterServer const server(
+              {.workers = workers, .shards = 2, .log = true});
+          replay_drifting(
+              model.pushes, workers, all_of(workers), [&] { return logs_of(server); },
+              [&](int n) {
+                return stepping_on(
+                    on(clock, Costs::uniform(1 + n, 2, 0.5), 0.5, static_cast<std::uint64_t>(n)),
+                    model, server, n, adam, cuts_of(n, turn));
+              });
+        };
+        using sg::staleness::Pushes;
+        for (auto const pushes : {Pushes::gradients, Pushes::changes}) {
+          replay(sg::staleness::Asynchronous{pushes});
+          replay(sg::staleness::StaleSynchronous{1, pushes});
         }
-    }
+        replay(sg::staleness::RoundRobinSynchronous{});
+      }
 }
 
 TEST_CASE("train/Clock: steps of workers have the bits of workers on threads", "[train]") {
@@ -402,51 +460,16 @@ TEST_CASE("train/Clock: a worker whom nobody answers says for whom it waits", "[
 namespace {
 
 /// A server that never says which layers are late.
-class NoChoice final : public sg::detail::ParameterLink {
+class NoChoice final : public Forwarding {
  public:
-  explicit NoChoice(std::shared_ptr<ParameterLink> server) : server_(std::move(server)) {}
-  void join(std::span<sg::detail::LayerParameters const> all, sg::detail::WorkerRules const& rules,
-            sg::detail::ParameterListener& listener) override {
-    server_->join(all, rules, listener);
-  }
-  void leave() noexcept override { server_->leave(); }
-  void begin() override { server_->begin(); }
-  void read(std::size_t l, std::byte* values) override { server_->read(l, values); }
-  void push(std::size_t l, std::byte const* values, bool last) override {
-    server_->push(l, values, last);
-  }
-  void push_part(std::size_t l, std::byte const* values, sg::detail::ByteRange part) override {
-    server_->push_part(l, values, part);
-  }
-  void ask_part(std::size_t l, std::uint32_t rounds, sg::detail::ByteRange part) override {
-    server_->ask_part(l, rounds, part);
-  }
-  void take_part(std::size_t l, std::uint32_t rounds, std::byte* values,
-                 sg::detail::ByteRange part) override {
-    server_->take_part(l, rounds, values, part);
-  }
-  void report(double loss) override { server_->report(loss); }
+  using Forwarding::Forwarding;
   void ask_late(std::uint32_t) override {}
-  void ask(std::size_t l, std::uint32_t rounds) override { server_->ask(l, rounds); }
-  void ask_last(std::size_t l) override { server_->ask_last(l); }
-  sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
-    return server_->take(l, rounds, values);
-  }
-  void take_last(std::size_t l, std::byte* values) override { server_->take_last(l, values); }
-  void end(std::exception_ptr why) noexcept override { server_->end(std::move(why)); }
   [[nodiscard]] std::string waits_for() const override { return "the choice of the server"; }
-
- private:
-  std::shared_ptr<ParameterLink> server_;
 };
 
-template <class Model>
-auto stepping(Model const& model, sg::collective::ServerWorker worker,
-              sg::sim::VirtualClock device) {
-  std::vector<Layer> stack;
-  for (int l = 0; l < layers; ++l) stack.emplace_back(l);
-  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
-      sg::partition::Cuts{{2}}, model, std::move(worker), Loss{}, sgd, std::move(device));
+template <class Model, class Server>
+auto stepping(Model const& model, Server const& server, int worker, sg::sim::VirtualClock device) {
+  return workers_oracle::stepping_on(std::move(device), model, server, worker, sgd, {2});
 }
 
 }  // namespace
@@ -457,8 +480,8 @@ TEST_CASE("train/Clock: the sentence of a stall names pushes and pulls, and who 
   auto const batch = data(2);
   SECTION("pulls at the end of a step") {
     sg::collective::ParameterServer const server({.workers = 2});
-    auto a = stepping(sg::staleness::Synchronous{}, server.worker(0), on(clock));
-    auto b = stepping(sg::staleness::Synchronous{}, server.worker(1), on(clock));
+    auto a = stepping(sg::staleness::Synchronous{}, server, 0, on(clock));
+    auto b = stepping(sg::staleness::Synchronous{}, server, 1, on(clock));
     REQUIRE_THROWS_WITH(run(a.step(batch)),
                         "the ranks wait for each other: rank 0 waits before 0PULL0 for worker 1, "
                         "which has made 0 pushes; rank 1 waits before 1PULL0 for worker 1, which "
@@ -478,8 +501,7 @@ TEST_CASE("train/Clock: the sentence of a stall names pushes and pulls, and who 
         sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::ParameterGradientProduct,
                                              sg::staleness::overlapped::FirstFit,
                                              sg::staleness::overlapped::ShareLate>{.budget = {0.5}},
-        sg::collective::ServerWorker(std::make_shared<NoChoice>(server.worker(0).link())),
-        on(clock));
+        Through{std::make_shared<NoChoice>(server.worker(0).link())}, 0, on(clock));
     static_cast<void>(run(train.step(batch)));
     REQUIRE_THROWS_WITH(
         run(train.step(batch)),

@@ -22,6 +22,7 @@
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 
+#include "forwarding_link.hpp"
 #include "workers_oracle.hpp"
 
 using namespace workers_oracle;
@@ -50,56 +51,11 @@ struct Fragile : Layer {
   }
 };
 
-/// A worker's link, which does what that of a server in this process does.
-class Forwarding : public sg::detail::ParameterLink {
- public:
-  using Bytes = sg::detail::ByteRange;
-  explicit Forwarding(ParameterServer const& server, int worker = 0)
-      : own_(server.worker(worker).link()) {}
-  void join(std::span<sg::detail::LayerParameters const> layers,
-            sg::detail::WorkerRules const& rules,
-            sg::detail::ParameterListener& listener) override {
-    listener_ = &listener;
-    own_->join(layers, rules, listener);
-  }
-  void leave() noexcept override { own_->leave(); }
-  void begin() override { own_->begin(); }
-  void read(std::size_t l, std::byte* values) override { own_->read(l, values); }
-  void push(std::size_t l, std::byte const* values, bool last) override {
-    own_->push(l, values, last);
-  }
-  void push_part(std::size_t l, std::byte const* values, Bytes part) override {
-    own_->push_part(l, values, part);
-  }
-  void ask_part(std::size_t l, std::uint32_t rounds, Bytes part) override {
-    own_->ask_part(l, rounds, part);
-  }
-  void take_part(std::size_t l, std::uint32_t rounds, std::byte* values, Bytes part) override {
-    own_->take_part(l, rounds, values, part);
-  }
-  void report(double loss) override { own_->report(loss); }
-  void ask_late(std::uint32_t step) override { own_->ask_late(step); }
-  void ask(std::size_t l, std::uint32_t rounds) override { own_->ask(l, rounds); }
-  void ask_last(std::size_t l) override { own_->ask_last(l); }
-  sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
-    return own_->take(l, rounds, values);
-  }
-  void take_last(std::size_t l, std::byte* values) override { own_->take_last(l, values); }
-  void end(std::exception_ptr why) noexcept override { own_->end(why); }
-  [[nodiscard]] std::string waits_for() const override { return own_->waits_for(); }
-
- protected:
-  sg::detail::ParameterListener* listener_ = nullptr;
-
- private:
-  std::shared_ptr<sg::detail::ParameterLink> own_;
-};
-
 /// Its second stream begins when that of another worker has begun.
 class Behind final : public Forwarding {
  public:
   Behind(ParameterServer const& server, int worker, std::atomic<bool> const& begun)
-      : Forwarding(server, worker), begun_(begun) {}
+      : Forwarding(server.worker(worker).link()), begun_(begun) {}
   void begin() override {
     bool const waits = ++streams_ == 2;
     while (waits && !begun_.load()) std::this_thread::yield();
@@ -114,7 +70,7 @@ class Behind final : public Forwarding {
 class Ahead final : public Forwarding {
  public:
   Ahead(ParameterServer const& server, int worker, std::atomic<bool>& begun)
-      : Forwarding(server, worker), begun_(begun) {}
+      : Forwarding(server.worker(worker).link()), begun_(begun) {}
   void begin() override {
     struct Tell {
       std::atomic<bool>& begun;
@@ -134,7 +90,8 @@ class Ahead final : public Forwarding {
 /// Its first stream is lost when the worker asks for weights, or while it reads them.
 class LostOnce final : public Forwarding {
  public:
-  LostOnce(ParameterServer const& server, bool reading) : Forwarding(server), reading_(reading) {}
+  LostOnce(ParameterServer const& server, bool reading)
+      : Forwarding(server.worker(0).link()), reading_(reading) {}
   void read(std::size_t l, std::byte* values) override {
     if (reading_) lose();
     Forwarding::read(l, values);
@@ -164,14 +121,6 @@ class ToldInTheEnd final : public Forwarding {
     std::byte const all{0x0f};
     if (why) listener_->late_layers(2, {.bitmap = std::span(&all, 1)});
     Forwarding::end(why);
-  }
-};
-
-/// A server whose worker has a link of the test.
-struct Through {
-  std::shared_ptr<sg::detail::ParameterLink> link;
-  [[nodiscard]] sg::collective::ServerWorker worker(int) const {
-    return sg::collective::ServerWorker(link);
   }
 };
 
@@ -343,5 +292,6 @@ TEST_CASE("train/OnFailure: what is late in a stream that fails is not late in t
   };
   ParameterServer const plain({.workers = 1});
   ParameterServer const server({.workers = 1});
-  CHECK(trained(Through{std::make_shared<ToldInTheEnd>(server)}) == trained(plain));
+  CHECK(trained(Through{std::make_shared<ToldInTheEnd>(server.worker(0).link())}) ==
+        trained(plain));
 }

@@ -23,139 +23,17 @@
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "plain_layers.hpp"
-#include "server_oracle.hpp"
+#include "overlapped_oracle.hpp"
 
 namespace sg = stagger;
 using namespace plain_layers;
+using namespace overlapped_oracle;
 namespace osp = sg::staleness::overlapped;
 
 namespace {
 
-constexpr std::size_t layer_bytes = sizeof(float) * (width * width + width);
-
 sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
 sg::optimizer::Sgd const sgd{.rate = 0.05, .momentum = 0.9, .weight_decay = 0.01};
-
-std::vector<Numbers> zeros() { return {layers, Numbers(width * width + width)}; }
-
-/// What the oracle knows of a model: all of it written once more, in plain loops.
-struct Rules {
-  std::function<double(std::size_t layer, int step, Numbers const& g, Numbers const& p)> score;
-  enum { skips, stops, splits } misfit = skips;
-  std::function<double(int step, double loss)> budget;  // after a step
-  double alpha = 0, gamma = 0;                          // of the mean
-  bool predicts = true;
-};
-
-/// Two-stage synchronisation, sequentially: algorithm 12 of its specification, with the late layers
-/// of a step chosen from the step before.
-template <class Optimizer> struct Oracle {
-  Optimizer optimizer;
-  Rules rules;
-  std::size_t workers;
-  double clip = 0;                           // norm of a worker's gradients; 0: any
-  std::vector<Numbers> p = first_weights();  // canonical
-  std::vector<Numbers> first = zeros(), second = zeros();
-  std::vector<std::vector<Numbers>> theta{workers, p};
-  std::vector<std::vector<Numbers>> mean{workers, zeros()};
-  std::vector<std::size_t> late = std::vector<std::size_t>(layers);  // of weights, the first ones
-  int step = 0;
-  int split_steps = 0;
-  int clipped = 0;  // gradients of workers
-
-  void train(std::vector<Batch> const& batches) {
-    std::vector<std::vector<Numbers>> g;
-    double loss = 0;
-    for (std::size_t n = 0; n < workers; ++n) {
-      double own = 0;
-      g.push_back(gradients(theta[n], batches[n], own));
-      double const scale = clip_scale(g[n], clip);
-      if (scale != 1) ++clipped;
-      g[n] = scaled(g[n], static_cast<float>(scale));
-      loss += own;
-    }
-    loss /= static_cast<double>(workers);
-    auto sum = zeros();
-    auto const share = static_cast<float>(1.0 / static_cast<double>(workers));
-    for (std::size_t n = 0; n < workers; ++n)
-      for (std::size_t l = 0; l < layers; ++l)
-        for (std::size_t i = 0; i < sum[l].size(); ++i) sum[l][i] += share * g[n][l][i];
-    auto const before = p;
-    std::vector<std::pair<double, std::size_t>> scores;
-    for (std::size_t l = 0; l < layers; ++l) {
-      scores.emplace_back(rules.score(l, step, sum[l], before[l]), l);
-      sg::OptimizerView<float> view;
-      view.value = view.next = p[l].data();
-      view.gradient = sum[l].data();
-      view.state = {first[l].data(), second[l].data()};
-      view.size = p[l].size();
-      optimizer.update(view, 1, step + 1);
-    }
-    for (std::size_t n = 0; n < workers; ++n) {
-      correct(n);
-      theta[n] = p;
-      for (std::size_t l = 0; l < layers; ++l) predict(n, l, before[l], g[n][l]);
-    }
-    base = before;
-    was_late = late;
-    std::sort(scores.begin(), scores.end());
-    double rest = rules.budget(step, loss);
-    late.assign(layers, 0);
-    for (auto const& [score, l] : scores) {
-      if (static_cast<double>(layer_bytes) <= rest) {
-        late[l] = layer_bytes / sizeof(float);
-        rest -= static_cast<double>(layer_bytes);
-      } else if (rules.misfit != Rules::skips) {
-        if (rules.misfit == Rules::splits) late[l] = static_cast<std::size_t>(rest / 8) * 2;
-        if (late[l] != 0) ++split_steps;
-        break;
-      }
-    }
-    ++step;
-  }
-
-  /// What was late in the step before has come: the mean takes in what all workers changed.
-  void correct(std::size_t n) {
-    for (std::size_t l = 0; l < layers && !was_late.empty(); ++l)
-      for (std::size_t i = 0; i < was_late[l]; ++i)
-        mean[n][l][i] = static_cast<float>(rules.gamma) * mean[n][l][i] +
-                        static_cast<float>(1 - rules.gamma) * (corrected[l][i] - base[l][i]);
-    if (n + 1 == workers) corrected = p;
-  }
-  void predict(std::size_t n, std::size_t l, Numbers const& at, Numbers const& gradient) {
-    Numbers change(at.size()), velocity(at.size()), moment(at.size());
-    sg::OptimizerView<float> view;
-    view.value = at.data();
-    view.next = change.data();
-    view.gradient = gradient.data();
-    view.state = {velocity.data(), moment.data()};
-    view.size = at.size();
-    optimizer.change(view, 1, step + 1);
-    for (std::size_t i = 0; i < late[l]; ++i) {
-      float by = change[i];
-      if (rules.gamma != 0)
-        by = static_cast<float>(rules.alpha) * mean[n][l][i] +
-             static_cast<float>(1 - rules.alpha) * change[i];
-      theta[n][l][i] = at[i] + (rules.predicts ? by : 0.0F);
-    }
-  }
-  std::vector<Numbers> base{};       // weights before the step before
-  std::vector<Numbers> corrected{};  // and after it
-  std::vector<std::size_t> was_late{};
-};
-
-double product(Numbers const& g, Numbers const& p) {
-  double sum = 0;
-  for (std::size_t i = 0; i < g.size(); ++i)
-    sum += std::abs(static_cast<double>(g[i]) * static_cast<double>(p[i]));
-  return sum;
-}
-Rules products(double share) {
-  return {
-      .score = [](std::size_t, int, Numbers const& g, Numbers const& p) { return product(g, p); },
-      .budget = [share](int, double) { return share * double{layers * layer_bytes}; }};
-}
 
 template <class Model, class Optimizer, class Device>
 auto worker(Model const& model, sg::collective::ParameterServer const& server, int number,
@@ -169,36 +47,22 @@ auto worker(Model const& model, sg::collective::ParameterServer const& server, i
                                                              optimizer, std::move(device), options);
 }
 
-std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
-
-/// Trains, and compares weights with those of the oracle: after each step, or after the last alone,
-/// since to look at weights waits for what is late.
+/// @param turn  of the cuts
 /// @param clip  norm to which each worker clips its gradients; 0: none does
-/// @return steps in which a layer was split, or with clipping the gradients that were clipped
+/// @return as of compare_late
 template <class Model, class Optimizer, class DeviceOf>
 int compare(Model const& model, Rules const& rules, Optimizer const& optimizer, int workers,
-            int shards, DeviceOf device_of, int look_every = 1, int steps = 7, double clip = 0) {
-  CAPTURE(workers, shards, look_every);
+            int shards, DeviceOf device_of, int turn = 0, int look_every = 1, int steps = 7,
+            double clip = 0) {
+  CAPTURE(shards, turn);
   sg::collective::ParameterServer const server({.workers = workers, .shards = shards});
-  using Trainer = decltype(worker(model, server, 0, {}, optimizer, device_of(0)));
-  std::vector<Trainer> trainers;
-  for (int n = 0; n < workers; ++n)
-    trainers.push_back(worker(model, server, n, cuts[static_cast<std::size_t>(n) % cuts.size()],
-                              optimizer, device_of(n), clip));
-  Oracle<Optimizer> oracle{optimizer, rules, static_cast<std::size_t>(workers), clip};
-  for (int step = 0; step < steps; ++step) {
-    CAPTURE(step);
-    std::vector<Batch> batches;
-    for (int n = 0; n < workers; ++n) batches.push_back(data(3, n + 10.0 * step));
-    std::vector<sg::Step> ran;
-    for (std::size_t n = 0; n < trainers.size(); ++n) ran.push_back(trainers[n].step(batches[n]));
-    static_cast<void>(sg::run_together(std::move(ran)));
-    oracle.train(batches);
-    if (step % look_every != look_every - 1) continue;
-    for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.p);
-    oracle.theta.assign(oracle.workers, oracle.p);  // looking has brought what was late
-  }
-  return clip != 0 ? oracle.clipped : oracle.split_steps;
+  return compare_late(
+      rules, optimizer, workers, workers_oracle::all_of(workers),
+      [&](int n) {
+        return worker(model, server, n, workers_oracle::cuts_of(n, turn), optimizer, device_of(n),
+                      clip);
+      },
+      look_every, steps, clip);
 }
 
 }  // namespace
@@ -211,11 +75,12 @@ TEST_CASE("train/OverlappedSynchronous: workers have the bits of a sequential lo
   rules.score = [](std::size_t l, int, Numbers const&, Numbers const&) {
     return std::vector<double>{3, 1, 2, 4}[l];
   };
-  for (int const workers : {1, 2, 3, 4})
+  workers_oracle::sweep_steps([&](int workers, int turn, int threads) {
     for (int const look_every : {7, 2, 1})
       compare(
           model, rules, sgd, workers, 1 + workers % 3,
-          [](int n) { return sg::host::Threads{1 + n % 2}; }, look_every);
+          [&](int) { return sg::host::Threads{threads}; }, turn, look_every);
+  });
 }
 
 namespace {
@@ -237,21 +102,24 @@ sg::sim::VirtualClock on(sg::sim::Clock const& clock, int worker, double jitter)
 template <class Model, class Optimizer>
 int compare_everywhere(Model const& model, Rules const& rules, Optimizer const& optimizer,
                        int workers) {
-  int split_steps = compare(
-      model, rules, optimizer, workers, 1 + workers % 3,
-      [](int n) { return sg::host::Threads{1 + n % 2}; }, 7);
+  int split_steps = 0;
+  for (int const threads : {1, 2, 4})
+    split_steps += compare(
+        model, rules, optimizer, workers, 1 + workers % 3,
+        [&](int) { return sg::host::Threads{threads}; }, threads % 4, 7);
   std::vector<sg::sim::Links> const links{
       {},
       {.rate = 100, .latency_s = 0.5},
       {.rate = 20, .loss = 0.5, .sharing = sg::sim::Sharing::fifo, .duplex = sg::sim::Duplex::half},
       {.latency_s = 7, .sharing = sg::sim::Sharing::one_at_a_time}};
+  int turn = 0;
   for (auto const& link : links) {
     CAPTURE(link.rate, link.latency_s);
     for (int const look_every : {7, 3}) {
       sg::sim::Clock const clock(link);
       split_steps += compare(
           model, rules, optimizer, workers, 2,
-          [&](int n) { return on(clock, n, look_every == 7 ? 0.5 : 0); }, look_every);
+          [&](int n) { return on(clock, n, look_every == 7 ? 0.5 : 0); }, turn++ % 4, look_every);
     }
   }
   return split_steps;
@@ -318,15 +186,17 @@ TEST_CASE(
     "clipped",
     "[train]") {
   for (int const workers : {1, 2})
-    for (double const clip : {0.05, 0.6}) {
-      Rules rules = products(0.6);
-      rules.misfit = Rules::splits;
-      int const clipped = compare(
-          Osp<Products, osp::ShareLate, osp::LocalGradient, osp::SplitLayer>{.budget = {0.6}},
-          rules, sgd, workers, 2, [](int n) { return sg::host::Threads{1 + n % 2}; }, 7, 7, clip);
-      CAPTURE(clipped);
-      CHECK((clip == 0.05 ? clipped == 7 * workers : clipped > 0 && clipped < 7 * workers));
-    }
+    for (int const turn : {0, 1, 2, 3})
+      for (double const clip : {0.05, 0.6}) {
+        Rules rules = products(0.6);
+        rules.misfit = Rules::splits;
+        int const clipped = compare(
+            Osp<Products, osp::ShareLate, osp::LocalGradient, osp::SplitLayer>{.budget = {0.6}},
+            rules, sgd, workers, 2, [](int n) { return sg::host::Threads{1 + n % 2}; }, turn, 7, 7,
+            clip);
+        CAPTURE(clipped);
+        CHECK((clip == 0.05 ? clipped == 7 * workers : clipped > 0 && clipped < 7 * workers));
+      }
 }
 
 TEST_CASE("train/OverlappedSynchronous: the running loss of all workers tunes the budget",
@@ -343,7 +213,7 @@ TEST_CASE("train/OverlappedSynchronous: the running loss of all workers tunes th
       .rate = 1e4, .computation_s = 2, .tuning = osp::Tuning::running, .keep = 0.5};
   compare(
       Osp<Products, osp::LossTuned>{.budget = tuned}, rules, sgd, 2, 1,
-      [](int) { return sg::host::Threads{1}; }, 20, 20);
+      [](int) { return sg::host::Threads{1}; }, 0, 20, 20);
 }
 
 namespace {

@@ -20,6 +20,7 @@
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 
+#include "overlapped_oracle.hpp"
 #include "workers_oracle.hpp"
 
 namespace remote = stagger::collective::detail;
@@ -149,21 +150,14 @@ template <class Optimizer> class Remote {
 }  // namespace
 
 TEST_CASE("train/RemoteLink: workers have the bits of a sequential loop", "[train]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (int const in_flight : {1, 2, 5})
-      for (int const distance : {0, 1, 3})
-        for (int const minibatches : {1, 11, 21}) {
-          CAPTURE(distance);
-          Remote const server(workers, sg::optimizer::Sgd{});
-          compare(Waves{workers, in_flight, distance}, server, {{2}, {1}, {1, 2, 3}, {}},
-                  1 + (in_flight + minibatches) % 3, minibatches, adam);
-        }
+  sweep_waves(Sweep(11), [](Waves const& waves, int turn, int threads, int minibatches,
+                            auto const& optimizer) {
+    Remote const server(waves.workers, sg::optimizer::Sgd{});
+    compare(waves, server, cuts_from(turn), threads, minibatches, optimizer);
+  });
 }
 
-TEST_CASE("train/RemoteLink: a slow worker changes no bit, nor does one in the server's process",
-          "[train]") {
-  Remote const server(3, sg::optimizer::Sgd{});
-  compare(Waves{3, 4, 1}, server, {{2}, {1}}, 2, 20, SlowSgd{sgd});
+TEST_CASE("train/RemoteLink: a worker in the server's process changes no bit", "[train]") {
   struct Mixed {
     Remote<sg::optimizer::Sgd> const& of;
     [[nodiscard]] auto worker(int number) const {
@@ -176,20 +170,17 @@ TEST_CASE("train/RemoteLink: a slow worker changes no bit, nor does one in the s
 
 TEST_CASE("train/RemoteLink: steps that push changes have the bits of a sequential loop",
           "[train]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (int const bound : {0, 1, 3}) {
-      CAPTURE(workers, bound);
-      Remote const server(workers, sg::optimizer::Sgd{});
-      compare_changes_on_threads(Stale{workers, bound}, server, 1 + workers % 3, SlowSgd{sgd});
-    }
+  sweep_stale(Sweep(1), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+    Remote const server(stale.workers, sg::optimizer::Sgd{});
+    compare_changes_on_threads(stale, server, turn, threads, optimizer);
+  });
 }
 
 TEST_CASE("train/RemoteLink: steps have the bits of one server loop", "[train]") {
-  for (int const workers : {1, 2, 3}) {
-    CAPTURE(workers);
+  sweep_steps([](int workers, int turn, int threads) {
     Remote const server(workers, adam);
-    compare_steps(workers, server, adam);
-  }
+    compare_steps(workers, server, adam, turn, threads);
+  });
 }
 
 TEST_CASE("train/RemoteLink: means of weights and states have the bits of workers in one process",
@@ -219,6 +210,19 @@ TEST_CASE("train/RemoteLink: means of weights and states have the bits of worker
       REQUIRE(values_and_states(b) == values_and_states(d));
     }
   }
+}
+
+TEST_CASE("train/RemoteLink: late layers have the bits of a sequential loop", "[train]") {
+  using namespace overlapped_oracle;
+  sweep_steps([](int workers, int turn, int threads) {
+    CAPTURE(turn, threads);
+    Remote const server(workers, adam, local_split);
+    int const split = compare_late(
+        local_split_rules(), adam, workers, all_of(workers),
+        [&](int n) { return stepping(local_split, server, n, adam, cuts_of(n, turn), threads); },
+        7);
+    CHECK(split == 7);
+  });
 }
 
 TEST_CASE("train/RemoteLink: late layers have the bits of workers in one process", "[train]") {

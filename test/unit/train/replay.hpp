@@ -6,11 +6,15 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "forwarding_link.hpp"
 #include "workers_oracle.hpp"
 
 namespace workers_oracle {
@@ -34,13 +38,36 @@ struct LayerReplay {
       if (event.kind == ServerEvent::Kind::taken)
         takes[static_cast<std::size_t>(event.worker)].push_back(event.pushes);
   }
-  /// How many of a worker's pushes are among the first so many of all.
-  [[nodiscard]] std::size_t own(std::size_t worker, std::size_t pushes) const {
+  /// Calls `each(pushes of all)` for what a worker took that contained so many of its own pushes.
+  template <class Each> void each_taken(std::size_t worker, std::size_t own, Each each) const {
     std::size_t count = 0;
-    for (ServerEvent const& event : log)
-      count += event.kind == ServerEvent::Kind::added && event.pushes < pushes &&
-               static_cast<std::size_t>(event.worker) == worker;
-    return count;
+    for (ServerEvent const& event : log) {
+      if (static_cast<std::size_t>(event.worker) != worker) continue;
+      if (event.kind == ServerEvent::Kind::added)
+        ++count;
+      else if (count == own)
+        each(event.pushes);
+    }
+  }
+  /// What a worker read behind so many of its own pushes; null, if it is not known yet.
+  [[nodiscard]] Numbers const* read(std::size_t worker, std::size_t own) const {
+    std::size_t last = log.size();
+    each_taken(worker, own, [&](std::size_t pushes) { last = pushes; });
+    return last < after.size() ? &after[last] : nullptr;
+  }
+  /// What a worker took with so many of its own pushes, and these values: the same from the log.
+  [[nodiscard]] Numbers const* find(std::size_t worker, std::size_t own,
+                                    Numbers const& values) const {
+    Numbers const* found = nullptr;
+    bool unknown = false;
+    each_taken(worker, own, [&](std::size_t pushes) {
+      if (pushes >= after.size())
+        unknown = true;
+      else if (after[pushes] == values)
+        found = &after[pushes];
+    });
+    REQUIRE((found != nullptr || unknown));
+    return found;
   }
 };
 
@@ -144,27 +171,70 @@ void replay_steps(Replay& replay, Optimizer const& optimizer,
   for (std::size_t n = 0; n < N; ++n) REQUIRE(pushes[n].size() == batches[n].size());
 }
 
+/// What a worker has taken in its streams, of one layer. Over a connection an answer is used only once
+/// it has come, which the server does not know.
+struct Taken {
+  std::vector<std::uint32_t> own{};  // [snapshots] of its pushes in the stream
+  std::vector<float> values{};       // [snapshots][elements]
+
+  [[nodiscard]] Numbers at(std::size_t snapshot) const {
+    auto const first = values.begin() + static_cast<std::ptrdiff_t>(snapshot * size);
+    return {first, first + static_cast<std::ptrdiff_t>(size)};
+  }
+  static constexpr std::size_t size = width * width + width;
+};
+class Witness final : public Forwarding {
+ public:
+  /// @param taken  [layers]
+  Witness(std::shared_ptr<sg::detail::ParameterLink> link, std::vector<Taken>& taken)
+      : Forwarding(std::move(link)), taken_(taken) {}
+  sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
+    auto const tag = Forwarding::take(l, rounds, values);
+    Taken& own = taken_[l];
+    own.own.push_back(tag.own);
+    own.values.resize(own.values.size() + Taken::size);
+    std::memcpy(&*(own.values.end() - Taken::size), values, Taken::size * sizeof(float));
+    return tag;
+  }
+
+ private:
+  std::vector<Taken>& taken_;
+};
+
 /// Streams of workers that push a sum of changes for each wave.
+/// @param taken  [workers][layers]
 template <class Optimizer>
 std::vector<Numbers> replay_streams(Replay& replay, Optimizer const& optimizer, std::size_t Nm,
-                                    std::vector<std::vector<Batch>> const& batches) {
+                                    std::vector<std::vector<Batch>> const& batches,
+                                    std::vector<std::vector<Taken>> const& taken) {
   std::size_t const N = replay.workers();
   std::vector<OracleWorker<Optimizer>> workers(N);
-  std::vector<std::size_t> stream(N), m(N), made(N), taken(N);  // taken before the stream
+  std::vector<std::size_t> stream(N), m(N), made(N);
+  std::vector<std::size_t> before(N),
+      versions(N);  // pushes, and snapshots taken, before the stream
   // A worker's pushes are those of all streams, behind each other; its changes those of this one.
   auto const advance = [&](std::size_t n) {
     if (stream[n] == batches[n].size()) return false;
     Batch const& batch = batches[n][stream[n]];
     std::size_t const count = batch.inputs.size();
     std::size_t const own = m[n] + 1 > Nm ? m[n] + 1 - Nm : 0;
-    std::size_t const take = taken[n] + own / Nm;
-    if (!replay.known(n, take)) return false;
-    auto w = replay.taken(n, take);
+    std::vector<Numbers> w;
     for (std::size_t l = 0; l < layers; ++l) {
-      auto const& layer = replay.layer(l);
-      // It contains the worker's own waves, of this stream and those before it.
-      REQUIRE(layer.own(n, layer.takes[n][take]) - layer.own(n, layer.takes[n][taken[n]]) ==
-              own / Nm);
+      // At first what it has read, then a snapshot for each wave, which may be one from before that.
+      std::size_t contains = 0;
+      Numbers const* values = nullptr;
+      if (own / Nm == 0) {
+        values = replay.layer(l).read(n, before[n]);
+      } else {
+        std::size_t const snapshot = versions[n] + own / Nm - 1;
+        contains = taken[n][l].own.at(snapshot);
+        REQUIRE(contains <= own / Nm);
+        values = replay.layer(l).find(n, before[n] + contains, taken[n][l].at(snapshot));
+      }
+      if (values == nullptr) return false;
+      w.push_back(*values);
+      for (std::size_t c = contains; c < own / Nm; ++c)
+        add(w[l], workers[n].pushes[l][before[n] + c]);
       for (std::size_t q = own / Nm * Nm; q < own; ++q) add(w[l], workers[n].changes[l][q]);
     }
     workers[n].batch = batch;
@@ -177,7 +247,8 @@ std::vector<Numbers> replay_streams(Replay& replay, Optimizer const& optimizer, 
         workers[n].pushes[l].push_back(sum);
       }
     if (m[n] == count) {
-      taken[n] += count / Nm + (count < Nm ? 2 : 1);  // the first, one behind each wave, the last
+      before[n] += (count + Nm - 1) / Nm;
+      versions[n] += own / Nm;
       for (auto& changes : workers[n].changes) changes.clear();
       m[n] = 0;
       ++stream[n];
@@ -197,7 +268,10 @@ std::vector<Numbers> replay_streams(Replay& replay, Optimizer const& optimizer, 
               }) ||
           any;
   }
-  for (std::size_t n = 0; n < N; ++n) REQUIRE(stream[n] == batches[n].size());
+  for (std::size_t n = 0; n < N; ++n) {
+    REQUIRE(stream[n] == batches[n].size());
+    for (Taken const& each : taken[n]) REQUIRE(each.own.size() == versions[n]);
+  }
   return replay.last();
 }
 
@@ -211,20 +285,20 @@ inline std::vector<std::vector<ServerEvent>> logs_of(
 
 /// Workers that drift apart: each takes its steps, now and then a little later. What they have then
 /// are the bits of the server's log.
-/// @param own     the workers of this process
-/// @param server  whatever has workers
-/// @param logs    () what the server remembers, once all workers of all processes have ended
-template <class Model, class Server, class Logs>
-void replay_drifting(Model const& model, int workers, std::vector<int> const& own,
-                     Server const& server, Logs logs, std::vector<int> const& cuts, int threads) {
-  CAPTURE(workers, cuts, threads);
+/// @param own   the workers of this process
+/// @param logs  () what the server remembers, once all workers of all processes have ended
+/// @param make  (worker) -> trainer, which has adam
+template <class Logs, class Make>
+void replay_drifting(sg::staleness::Pushes pushes, int workers, std::vector<int> const& own,
+                     Logs logs, Make make) {
+  CAPTURE(workers);
   auto const N = static_cast<std::size_t>(workers);
   std::vector<std::vector<Batch>> batches(N);
   for (std::size_t n = 0; n < N; ++n)
     for (int step = 0; step < 8; ++step)
       batches[n].push_back(data(2, static_cast<double>(n) + 10.0 * step));
-  std::vector<decltype(stepping(model, server, 0, adam))> trainers;
-  for (int const n : own) trainers.push_back(stepping(model, server, n, adam, cuts, threads));
+  std::vector<decltype(make(0))> trainers;
+  for (int const n : own) trainers.push_back(make(n));
   std::vector<sg::Steps> steps;
   for (std::size_t k = 0; k < own.size(); ++k)
     steps.push_back([&, k, n = static_cast<std::size_t>(own[k]),
@@ -235,11 +309,58 @@ void replay_drifting(Model const& model, int workers, std::vector<int> const& ow
     });
   sg::run_together(std::move(steps));
   Replay replay(logs(), N);
-  replay_steps(replay, adam, batches, model.pushes);
+  replay_steps(replay, adam, batches, pushes);
   for (std::size_t k = 0; k < own.size(); ++k) {  // taken behind its last step, while others go on
     auto const n = static_cast<std::size_t>(own[k]);
     REQUIRE(weights(trainers[k]) == replay.taken(n, batches[n].size()));
   }
+}
+
+/// Waves that are added on arrival.
+struct Arriving : Waves {
+  [[nodiscard]] sg::staleness::WaveSynchronous model() const {
+    return {.in_flight = in_flight, .distance = distance};
+  }
+};
+
+/// Two streams of each worker, whose waves are added on arrival. In the end all have the bits of the
+/// server's log.
+/// @param own   the workers of this process
+/// @param server  whatever has workers
+/// @param logs    as of replay_drifting
+/// @param all     (what each worker has taken, in this process) -> the same of all processes
+/// @param make    (server, worker) -> trainer
+template <class Optimizer, class Server, class Logs, class All, class Make>
+void replay_waves(Waves const& waves, std::vector<int> const& own, int minibatches,
+                  Optimizer const& optimizer, Server const& server, Logs logs, All all, Make make) {
+  CAPTURE(waves.workers, waves.in_flight, minibatches);
+  auto const N = static_cast<std::size_t>(waves.workers);
+  std::vector<std::vector<Batch>> batches(N);
+  for (std::size_t n = 0; n < N; ++n)
+    for (int stream = 0; stream < 2; ++stream)
+      batches[n].push_back(
+          data(stream == 0 ? minibatches : 3, static_cast<double>(n) + 10.0 * stream));
+  std::vector<std::vector<Taken>> taken(N, std::vector<Taken>(layers));
+  std::vector<decltype(make(Through{}, 0))> trainers;
+  for (int const n : own)
+    trainers.push_back(make(Through{std::make_shared<Witness>(server.worker(n).link(),
+                                                              taken[static_cast<std::size_t>(n)])},
+                            n));
+  for (std::size_t stream = 0; stream < 2; ++stream) {
+    std::vector<sg::Step> steps;
+    for (std::size_t k = 0; k < own.size(); ++k)
+      steps.push_back(trainers[k].stream(batches[static_cast<std::size_t>(own[k])][stream]));
+    sg::run_together(std::move(steps));
+  }
+  Replay replay(logs(), N);
+  auto const last = replay_streams(replay, optimizer, static_cast<std::size_t>(waves.in_flight),
+                                   batches, all(taken));
+  for (auto& trainer : trainers) REQUIRE(weights(trainer) == last);
+}
+/// Of all workers in this process.
+inline std::vector<std::vector<Taken>> const& all_here(
+    std::vector<std::vector<Taken>> const& taken) {
+  return taken;
 }
 
 }  // namespace workers_oracle

@@ -4,8 +4,6 @@
 #include "catch.hpp"
 
 #include <cstddef>
-#include <numeric>
-#include <utility>
 #include <vector>
 
 #include <stagger/staleness/asynchronous.hpp>
@@ -17,70 +15,39 @@
 
 using namespace workers_oracle;
 
-namespace {
-
-/// On threads of this process.
-template <class Model>
-void compare_steps(Model const& model, int workers, std::vector<int> const& cuts, int threads) {
-  sg::collective::ParameterServer const server({.workers = workers, .shards = 2, .log = true});
-  std::vector<int> own(static_cast<std::size_t>(workers));
-  std::iota(own.begin(), own.end(), 0);
-  replay_drifting(model, workers, own, server, [&] { return logs_of(server); }, cuts, threads);
-}
-
-}  // namespace
-
 TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of asynchronous steps",
           "[train]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (auto const& cuts : {std::vector<int>{}, {2}, {1, 2, 3}})
-      for (int const threads : {1, 2, 4}) {
-        for (auto const pushes :
-             {sg::staleness::Pushes::gradients, sg::staleness::Pushes::changes}) {
-          compare_steps(sg::staleness::Asynchronous{pushes}, workers, cuts, threads);
-          for (int const bound : {0, 1, 3})
-            compare_steps(sg::staleness::StaleSynchronous{bound, pushes}, workers, cuts, threads);
-        }
-      }
+  auto const replay = [](auto const& model, int workers, int turn, int threads) {
+    CAPTURE(turn, threads);
+    sg::collective::ParameterServer const server({.workers = workers, .shards = 2, .log = true});
+    replay_drifting(
+        model.pushes, workers, all_of(workers), [&] { return logs_of(server); },
+        [&](int n) { return stepping(model, server, n, adam, cuts_of(n, turn), threads); });
+  };
+  using sg::staleness::Pushes;
+  sweep_steps([&](int workers, int turn, int threads) {
+    for (auto const pushes : {Pushes::gradients, Pushes::changes}) {
+      replay(sg::staleness::Asynchronous{pushes}, workers, turn, threads);
+      for (int const bound : {0, 1, 3})
+        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, turn, threads);
+    }
+    replay(sg::staleness::RoundRobinSynchronous{}, workers, turn, threads);
+  });
 }
 
 TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of waves on arrival",
           "[train]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (int const Nm : {1, 2, 4})
-      for (int const D : {0, 1, 3})
-        for (int const threads : {1, 2, 4}) {
-          CAPTURE(workers, Nm, D, threads);
-          struct Arriving : Waves {
-            [[nodiscard]] sg::staleness::WaveSynchronous model() const {
-              return {.in_flight = in_flight, .distance = distance};
-            }
-          };
-          Arriving const waves{{workers, Nm, D}};
-          auto const N = static_cast<std::size_t>(workers);
-          sg::collective::ParameterServer const server(
-              {.workers = workers, .shards = 2, .log = true});
-          SlowSgd const slow{sgd};
-          std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
-          std::vector<decltype(make(waves, server, 0, {}, 1, slow))> trainers;
-          std::vector<std::vector<Batch>> batches(N);
-          for (std::size_t n = 0; n < N; ++n) {
-            trainers.push_back(make(waves, server, static_cast<int>(n), cuts[n], threads, slow));
-            for (int stream = 0; stream < 2; ++stream)
-              batches[n].push_back(
-                  data(stream == 0 ? 11 : 3, static_cast<double>(n) + 10.0 * stream));
-          }
-          for (std::size_t stream = 0; stream < 2; ++stream) {
-            std::vector<sg::Step> steps;
-            for (std::size_t n = 0; n < N; ++n)
-              steps.push_back(trainers[n].stream(batches[n][stream]));
-            sg::run_together(std::move(steps));
-          }
-          Replay replay(logs_of(server), N);
-          auto const last = replay_streams(replay, sg::optimizer::Sgd{sgd},
-                                           static_cast<std::size_t>(Nm), batches);
-          for (auto& trainer : trainers) REQUIRE(weights(trainer) == last);
-        }
+  sweep_waves(Sweep(11), [](Waves const& waves, int turn, int threads, int minibatches,
+                            auto const& optimizer) {
+    sg::collective::ParameterServer const server(
+        {.workers = waves.workers, .shards = 2, .log = true});
+    replay_waves(
+        waves, all_of(waves.workers), minibatches, optimizer, server,
+        [&] { return logs_of(server); }, all_here,
+        [&](Through const& through, int n) {
+          return make(Arriving{waves}, through, n, cuts_of(n, turn), threads, optimizer);
+        });
+  });
 }
 
 TEST_CASE("train/ParameterServer: counts what the weights of each push lacked", "[train]") {

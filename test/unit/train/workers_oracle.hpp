@@ -28,6 +28,7 @@
 #include <stagger/train/pipeline.hpp>
 
 #include "server_oracle.hpp"
+#include "sweep.hpp"
 
 namespace workers_oracle {
 
@@ -89,6 +90,12 @@ inline void add(Numbers& sum, Numbers const& more) {
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
 }
 
+/// An optimizer without its delays.
+inline sg::optimizer::AdamW const& at_once(sg::optimizer::AdamW const& optimizer) {
+  return optimizer;
+}
+inline sg::optimizer::Sgd const& at_once(sg::optimizer::Sgd const& optimizer) { return optimizer; }
+
 /// One worker of the oracle: what it has made so far, of each layer.
 template <class Optimizer> struct OracleWorker {
   Batch batch;
@@ -119,7 +126,7 @@ template <class Optimizer> struct OracleWorker {
       view.gradient = gradient[l].data();
       view.state = {first[l].data(), second[l].data()};
       view.size = change.size();
-      optimizer.change(view, clip_scale(gradient, clip), step);
+      at_once(optimizer).change(view, clip_scale(gradient, clip), step);
       changes[l].push_back(change);
     }
   }
@@ -170,41 +177,77 @@ void sequential(Model const& waves, Optimizer const& optimizer,
   last = snapshots.back();
 }
 
+/// A worker of four layers that takes streams.
 /// @tparam Server  whatever has workers
-template <class Model, class Server, class Optimizer>
-auto make(Model const& waves, Server const& server, int worker, std::vector<int> cuts, int threads,
-          Optimizer const& optimizer, int fail_at = -1, double deadline_s = 60) {
+template <class Model, class Server, class Optimizer, class Device>
+auto make_on(Device device, Model const& waves, Server const& server, int worker,
+             std::vector<int> cuts, Optimizer const& optimizer, int fail_at = -1,
+             double deadline_s = 60) {
   std::vector<Layer> model;
   for (int l = 0; l < layers; ++l) model.emplace_back(l);
   model.back().fail_at = fail_at;
   return sg::Pipeline{sg::Sequential{std::move(model)}}.with(
       sg::partition::Cuts{std::move(cuts)}, sg::schedule::Fifo{.in_flight = waves.in_flight},
-      waves.model(), server.worker(worker), Loss{}, optimizer, sg::host::Threads{threads},
+      waves.model(), server.worker(worker), Loss{}, optimizer, std::move(device),
       sg::Options{.deadline_s = deadline_s});
+}
+template <class Model, class Server, class Optimizer>
+auto make(Model const& waves, Server const& server, int worker, std::vector<int> cuts, int threads,
+          Optimizer const& optimizer, int fail_at = -1, double deadline_s = 60) {
+  return make_on(sg::host::Threads{threads}, waves, server, worker, std::move(cuts), optimizer,
+                 fail_at, deadline_s);
+}
+
+/// Cuts into 2, 2, 4 and 1 stages, of which each worker takes other ones than those beside it.
+/// @param turn  0 to 3: which of them the first worker takes
+inline std::vector<int> const& cuts_of(std::size_t worker, int turn = 0) {
+  static std::vector<std::vector<int>> const all{{2}, {1}, {1, 2, 3}, {}};
+  return all[(worker + static_cast<std::size_t>(turn)) % all.size()];
+}
+inline std::vector<int> const& cuts_of(int worker, int turn = 0) {
+  return cuts_of(static_cast<std::size_t>(worker), turn);
+}
+inline std::vector<std::vector<int>> cuts_from(int turn) {
+  return {cuts_of(0, turn), cuts_of(1, turn), cuts_of(2, turn), cuts_of(3, turn)};
+}
+inline std::vector<int> all_of(int workers) {
+  std::vector<int> all(static_cast<std::size_t>(workers));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 /// Trains two streams, and compares with the oracle after each.
-template <class Model, class Server, class Optimizer>
-void compare(Model const& waves, Server const& server, std::vector<std::vector<int>> const& cuts,
-             int threads, int minibatches, Optimizer const& optimizer) {
-  CAPTURE(waves.workers, waves.in_flight, threads, minibatches);
-  using Trainer = decltype(make(waves, server, 0, {}, 1, optimizer));
-  std::vector<Trainer> trainers;
+/// @param own   the workers of this process
+/// @param make  (worker) -> trainer
+template <class Model, class Optimizer, class Make>
+void compare_streams(Model const& waves, std::vector<int> const& own, int minibatches,
+                     Optimizer const& optimizer, Make make) {
+  CAPTURE(waves.workers, waves.in_flight, minibatches);
   std::vector<OracleWorker<Optimizer>> oracle(static_cast<std::size_t>(waves.workers));
-  for (int n = 0; n < waves.workers; ++n)
-    trainers.push_back(make(waves, server, n, cuts[static_cast<std::size_t>(n) % cuts.size()],
-                            threads, optimizer));
+  std::vector<decltype(make(0))> trainers;
+  for (int const n : own) trainers.push_back(make(n));
   auto expected = first_weights();
   for (int stream = 0; stream < 2; ++stream) {
-    std::vector<sg::Step> steps;
     for (std::size_t n = 0; n < oracle.size(); ++n)
       oracle[n].batch = data(minibatches, static_cast<double>(n) + 10.0 * stream);
-    for (std::size_t n = 0; n < oracle.size(); ++n)
-      steps.push_back(trainers[n].stream(oracle[n].batch));
+    std::vector<sg::Step> steps;
+    for (std::size_t k = 0; k < own.size(); ++k)
+      steps.push_back(trainers[k].stream(oracle[static_cast<std::size_t>(own[k])].batch));
     sg::run_together(std::move(steps));
     sequential(waves, optimizer, oracle, expected, stream * minibatches);
     for (auto& trainer : trainers) REQUIRE(weights(trainer) == expected);
   }
+}
+
+/// The same with all workers on threads of this process.
+template <class Model, class Server, class Optimizer>
+void compare(Model const& waves, Server const& server, std::vector<std::vector<int>> const& cuts,
+             int threads, int minibatches, Optimizer const& optimizer) {
+  CAPTURE(threads);
+  compare_streams(waves, all_of(waves.workers), minibatches, optimizer, [&](int n) {
+    return make(waves, server, n, cuts[static_cast<std::size_t>(n) % cuts.size()], threads,
+                optimizer);
+  });
 }
 
 /// Takes steps whose changes are pushed, and compares with the oracle what each worker has after
@@ -244,11 +287,13 @@ void compare_changes(Model const& stale, std::vector<int> const& own, Optimizer 
     }
 }
 
-/// Now and then makes its stage wait.
+/// Now and then makes its stage wait: where its gradient says so, which differs from worker to
+/// worker and from stage to stage.
 struct SlowSgd : sg::optimizer::Sgd {
   template <class T>
   void change(sg::OptimizerView<T> const& view, double scale, std::int64_t step) const noexcept {
-    if (step % 5 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (std::fmod(std::abs(static_cast<double>(view.gradient[0])) * 1e6, 29) < 1)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
     Sgd::change(view, scale, step);
   }
 };
@@ -256,31 +301,67 @@ struct SlowSgd : sg::optimizer::Sgd {
 inline sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
 inline sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9, .weight_decay = 0.01};
 
-/// Four layers in two stages, of a worker that takes steps.
-template <class Model, class Server, class Optimizer>
-auto stepping(Model const& model, Server const& server, int worker, Optimizer const& optimizer,
-              std::vector<int> cuts = {2}, int threads = 2, double clip = 0) {
+/// Every number of workers, of minibatches in flight, of waves ahead, of stages for each worker, and
+/// of threads, without delays and with them.
+/// @param check  (waves, turn, threads, minibatches, optimizer), `turn` as of cuts_of
+template <class Check> void sweep_waves(Sweep sweep, Check check) {
+  for (int const workers : {1, 2, 3, 4})
+    for (int const in_flight : {1, 2, 4, 5})
+      for (int const distance : {0, 1, 3})
+        for (int const turn : {0, 1, 2, 3})
+          for (int const threads : {1, 2, 4})
+            for (int const minibatches : {1, 11, 33})
+              for (bool const late : {false, true}) {
+                if (!sweep.takes()) continue;
+                CAPTURE(distance, turn, late);
+                Waves const waves{workers, in_flight, distance};
+                late ? check(waves, turn, threads, minibatches, SlowSgd{sgd})
+                     : check(waves, turn, threads, minibatches, adam);
+              }
+}
+/// The same of steps that push changes.
+/// @param check  (stale, turn, threads, optimizer)
+template <class Check> void sweep_stale(Sweep sweep, Check check) {
+  for (int const workers : {1, 2, 3, 4})
+    for (int const bound : {0, 1, 3})
+      for (int const turn : {0, 1, 2, 3})
+        for (int const threads : {1, 2, 4})
+          for (bool const late : {false, true}) {
+            if (!sweep.takes()) continue;
+            CAPTURE(workers, bound, turn, threads, late);
+            late ? check(Stale{workers, bound}, turn, threads, SlowSgd{sgd})
+                 : check(Stale{workers, bound}, turn, threads, adam);
+          }
+}
+
+/// A worker of four layers that takes steps.
+/// @param clip  norm to which it clips its gradients; 0: it does not
+template <class Device, class Model, class Server, class Optimizer>
+auto stepping_on(Device device, Model const& model, Server const& server, int worker,
+                 Optimizer const& optimizer, std::vector<int> cuts, double clip = 0) {
   std::vector<Layer> stack;
   for (int l = 0; l < layers; ++l) stack.emplace_back(l);
   sg::Options options;
   if (clip != 0) options.clip_norm = clip;
-  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
-      sg::partition::Cuts{std::move(cuts)}, model, server.worker(worker), Loss{}, optimizer,
-      sg::host::Threads{threads}, options);
+  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
+                                                             model, server.worker(worker), Loss{},
+                                                             optimizer, std::move(device), options);
+}
+template <class Model, class Server, class Optimizer>
+auto stepping(Model const& model, Server const& server, int worker, Optimizer const& optimizer,
+              std::vector<int> cuts = {2}, int threads = 2, double clip = 0) {
+  return stepping_on(sg::host::Threads{threads}, model, server, worker, optimizer, std::move(cuts),
+                     clip);
 }
 
 /// As compare_changes, with all workers in this process and cuts that differ from worker to worker.
 template <class Model, class Server, class Optimizer>
-void compare_changes_on_threads(Model const& stale, Server const& server, int threads,
+void compare_changes_on_threads(Model const& stale, Server const& server, int turn, int threads,
                                 Optimizer const& optimizer, double clip = 0) {
-  std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
-  std::vector<int> all(static_cast<std::size_t>(stale.workers));
-  std::iota(all.begin(), all.end(), 0);
   compare_changes(
-      stale, all, optimizer,
+      stale, all_of(stale.workers), optimizer,
       [&](int n) {
-        return stepping(stale.model(), server, n, optimizer, cuts[static_cast<std::size_t>(n)],
-                        threads, clip);
+        return stepping(stale.model(), server, n, optimizer, cuts_of(n, turn), threads, clip);
       },
       clip);
 }
@@ -401,15 +482,18 @@ template <class First, class Second> void compare_late_steps(First const& one, S
 }
 
 /// Takes steps in step, and compares with the oracle after each.
+/// @param turn  as of cuts_of
 /// @param clip  norm to which each worker clips its gradients; 0: none does
 /// @return      how many gradients of workers were clipped
 template <class Server, class Optimizer>
-int compare_steps(int workers, Server const& server, Optimizer const& optimizer, double clip = 0) {
+int compare_steps(int workers, Server const& server, Optimizer const& optimizer, int turn = 0,
+                  int threads = 2, double clip = 0) {
+  CAPTURE(workers, turn, threads, clip);
   using Trainer = decltype(stepping(sg::staleness::Synchronous{}, server, 0, optimizer));
   std::vector<Trainer> trainers;
   for (int n = 0; n < workers; ++n)
-    trainers.push_back(
-        stepping(sg::staleness::Synchronous{}, server, n, optimizer, {1 + n % 3}, 1 + n % 2, clip));
+    trainers.push_back(stepping(sg::staleness::Synchronous{}, server, n, optimizer,
+                                cuts_of(n, turn), threads, clip));
   int clipped = 0;
   OracleServer<Optimizer> oracle{optimizer};
   for (int step = 0; step < 5; ++step) {
@@ -431,6 +515,12 @@ int compare_steps(int workers, Server const& server, Optimizer const& optimizer,
     for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.w);
   }
   return clipped;
+}
+/// @param check  (workers, turn, threads)
+template <class Check> void sweep_steps(Check check) {
+  for (int const workers : {1, 2, 3, 4})
+    for (int const turn : {0, 1, 2, 3})
+      for (int const threads : {1, 2, 4}) check(workers, turn, threads);
 }
 
 }  // namespace workers_oracle

@@ -26,7 +26,6 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "full.hpp"
 #include "workers_oracle.hpp"
 
 namespace sg = stagger;
@@ -52,48 +51,35 @@ TEST_CASE(
     "train/WaveSynchronous: workers have the bits of a sequential loop for any cuts, depth and "
     "distance",
     "[train]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (int const in_flight : {1, 2, 4, 5})
-      for (int const distance : {0, 1, 3})
-        for (int const minibatches : {1, 11, 21}) {
-          CAPTURE(distance);
-          compare_in_process(Waves{workers, in_flight, distance}, {{2}, {1}, {1, 2, 3}, {}},
-                             1 + (in_flight + minibatches) % 3, minibatches, adam);
-        }
+  sweep_waves(Sweep(5), [](Waves const& waves, int turn, int threads, int minibatches,
+                           auto const& optimizer) {
+    compare_in_process(waves, cuts_from(turn), threads, minibatches, optimizer);
+  });
 }
 
 TEST_CASE("train/StaleSynchronous: steps that push changes have the bits of a sequential loop",
           "[train]") {
-  for (int const workers : {1, 2, 3, 4})
-    for (int const bound : {0, 1, 3})
-      for (int const threads : {1, 2, 4})
-        for (bool const late : {false, true}) {
-          if (!full() && (workers + bound + threads + (late ? 1 : 0)) % 3 != 0) continue;
-          CAPTURE(workers, bound, threads, late);
-          sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-          late ? compare_changes_on_threads(Stale{workers, bound}, server, threads, SlowSgd{sgd})
-               : compare_changes_on_threads(Stale{workers, bound}, server, threads, adam);
-        }
+  sweep_stale(Sweep(1), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+    sg::collective::ParameterServer const server({.workers = stale.workers, .shards = 2});
+    compare_changes_on_threads(stale, server, turn, threads, optimizer);
+  });
 }
 
 TEST_CASE("train/StaleSynchronous: changes are made of gradients that the worker has clipped",
           "[train]") {
   for (int const workers : {1, 2})
     for (int const bound : {0, 2})
-      for (double const clip : {0.05, 0.6}) {  // of all steps, and of some
-        CAPTURE(workers, bound, clip);
-        sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-        compare_changes_on_threads(Stale{workers, bound}, server, 2, sgd, clip);
-      }
+      for (int const turn : {0, 1, 2, 3})
+        for (double const clip : {0.05, 0.6}) {  // of all steps, and of some
+          CAPTURE(workers, bound, turn, clip);
+          sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
+          compare_changes_on_threads(Stale{workers, bound}, server, turn, 2, sgd, clip);
+        }
 }
 
 TEST_CASE("train/ParameterServer: a user's own model of steps pushes changes", "[train]") {
   sg::collective::ParameterServer const server({.workers = 3});
-  compare_changes_on_threads(Slow<true>{}, server, 2, sgd);
-}
-
-TEST_CASE("train/WaveSynchronous: a slow worker changes no bit", "[train]") {
-  compare_in_process(Waves{3, 4, 1}, {{2}, {1}}, 2, 20, SlowSgd{sgd});
+  compare_changes_on_threads(Slow<true>{}, server, 0, 2, sgd);
 }
 
 TEST_CASE("train/ParameterServer: a user's own model has the bits of a sequential loop",
@@ -167,23 +153,23 @@ TEST_CASE("train/ParameterServer: refuses workers that differ", "[train]") {
 TEST_CASE(
     "train/ParameterServer: with Synchronous, steps of workers have the bits of one server loop",
     "[train]") {
-  for (int const workers : {1, 2, 3}) {
-    CAPTURE(workers);
+  sweep_steps([](int workers, int turn, int threads) {
     sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-    compare_steps(workers, server, adam);
-  }
+    compare_steps(workers, server, adam, turn, threads);
+  });
 }
 
 TEST_CASE(
     "train/ParameterServer: with Synchronous, each worker clips its gradients by their own norm",
     "[train]") {
-  for (int const workers : {1, 2, 3})
+  sweep_steps([](int workers, int turn, int threads) {
     for (double const clip : {0.05, 0.6}) {
-      CAPTURE(workers, clip);
       sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-      int const clipped = compare_steps(workers, server, sgd, clip);
+      int const clipped = compare_steps(workers, server, sgd, turn, threads, clip);
+      CAPTURE(workers, turn, threads, clip);
       CHECK((clip == 0.05 ? clipped == 5 * workers : clipped > 0 && clipped < 5 * workers));
     }
+  });
 }
 
 TEST_CASE("train/RoundRobinSynchronous: each gradient is N - 1 updates late, whatever the timing",

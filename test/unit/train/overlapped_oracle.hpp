@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Workers some of whose layers are late, and a sequential loop that has their bits.
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/run_together.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
+
+#include "server_oracle.hpp"
+#include "workers_oracle.hpp"
+
+namespace overlapped_oracle {
+
+namespace sg = stagger;
+using namespace plain_layers;
+
+inline constexpr std::size_t layer_bytes = sizeof(float) * (width * width + width);
+
+inline std::vector<Numbers> zeros() { return {layers, Numbers(width * width + width)}; }
+
+/// What the oracle knows of a model: all of it written once more, in plain loops.
+struct Rules {
+  std::function<double(std::size_t layer, int step, Numbers const& g, Numbers const& p)> score;
+  enum { skips, stops, splits } misfit = skips;
+  std::function<double(int step, double loss)> budget;  // after a step
+  double alpha = 0, gamma = 0;                          // of the mean
+  bool predicts = true;
+};
+
+/// Two-stage synchronisation, sequentially: algorithm 12 of its specification, with the late layers
+/// of a step chosen from the step before.
+template <class Optimizer> struct Oracle {
+  Optimizer optimizer;
+  Rules rules;
+  std::size_t workers;
+  double clip = 0;                           // norm of a worker's gradients; 0: any
+  std::vector<Numbers> p = first_weights();  // canonical
+  std::vector<Numbers> first = zeros(), second = zeros();
+  std::vector<std::vector<Numbers>> theta{workers, p};
+  std::vector<std::vector<Numbers>> mean{workers, zeros()};
+  std::vector<std::size_t> late = std::vector<std::size_t>(layers);  // of weights, the first ones
+  int step = 0;
+  int split_steps = 0;
+  int clipped = 0;  // gradients of workers
+
+  void train(std::vector<Batch> const& batches) {
+    std::vector<std::vector<Numbers>> g;
+    double loss = 0;
+    for (std::size_t n = 0; n < workers; ++n) {
+      double own = 0;
+      g.push_back(gradients(theta[n], batches[n], own));
+      double const scale = clip_scale(g[n], clip);
+      if (scale != 1) ++clipped;
+      g[n] = scaled(g[n], static_cast<float>(scale));
+      loss += own;
+    }
+    loss /= static_cast<double>(workers);
+    auto sum = zeros();
+    auto const share = static_cast<float>(1.0 / static_cast<double>(workers));
+    for (std::size_t n = 0; n < workers; ++n)
+      for (std::size_t l = 0; l < layers; ++l)
+        for (std::size_t i = 0; i < sum[l].size(); ++i) sum[l][i] += share * g[n][l][i];
+    auto const before = p;
+    std::vector<std::pair<double, std::size_t>> scores;
+    for (std::size_t l = 0; l < layers; ++l) {
+      scores.emplace_back(rules.score(l, step, sum[l], before[l]), l);
+      sg::OptimizerView<float> view;
+      view.value = view.next = p[l].data();
+      view.gradient = sum[l].data();
+      view.state = {first[l].data(), second[l].data()};
+      view.size = p[l].size();
+      optimizer.update(view, 1, step + 1);
+    }
+    for (std::size_t n = 0; n < workers; ++n) {
+      correct(n);
+      theta[n] = p;
+      for (std::size_t l = 0; l < layers; ++l) predict(n, l, before[l], g[n][l]);
+    }
+    base = before;
+    was_late = late;
+    std::sort(scores.begin(), scores.end());
+    double rest = rules.budget(step, loss);
+    late.assign(layers, 0);
+    for (auto const& [score, l] : scores) {
+      if (static_cast<double>(layer_bytes) <= rest) {
+        late[l] = layer_bytes / sizeof(float);
+        rest -= static_cast<double>(layer_bytes);
+      } else if (rules.misfit != Rules::skips) {
+        if (rules.misfit == Rules::splits) late[l] = static_cast<std::size_t>(rest / 8) * 2;
+        if (late[l] != 0) ++split_steps;
+        break;
+      }
+    }
+    ++step;
+  }
+
+  /// What was late in the step before has come: the mean takes in what all workers changed.
+  void correct(std::size_t n) {
+    for (std::size_t l = 0; l < layers && !was_late.empty(); ++l)
+      for (std::size_t i = 0; i < was_late[l]; ++i)
+        mean[n][l][i] = static_cast<float>(rules.gamma) * mean[n][l][i] +
+                        static_cast<float>(1 - rules.gamma) * (corrected[l][i] - base[l][i]);
+    if (n + 1 == workers) corrected = p;
+  }
+  void predict(std::size_t n, std::size_t l, Numbers const& at, Numbers const& gradient) {
+    Numbers change(at.size()), velocity(at.size()), moment(at.size());
+    sg::OptimizerView<float> view;
+    view.value = at.data();
+    view.next = change.data();
+    view.gradient = gradient.data();
+    view.state = {velocity.data(), moment.data()};
+    view.size = at.size();
+    optimizer.change(view, 1, step + 1);
+    for (std::size_t i = 0; i < late[l]; ++i) {
+      float by = change[i];
+      if (rules.gamma != 0)
+        by = static_cast<float>(rules.alpha) * mean[n][l][i] +
+             static_cast<float>(1 - rules.alpha) * change[i];
+      theta[n][l][i] = at[i] + (rules.predicts ? by : 0.0F);
+    }
+  }
+  std::vector<Numbers> base{};       // weights before the step before
+  std::vector<Numbers> corrected{};  // and after it
+  std::vector<std::size_t> was_late{};
+};
+
+inline double product(Numbers const& g, Numbers const& p) {
+  double sum = 0;
+  for (std::size_t i = 0; i < g.size(); ++i)
+    sum += std::abs(static_cast<double>(g[i]) * static_cast<double>(p[i]));
+  return sum;
+}
+inline Rules products(double share) {
+  return {
+      .score = [](std::size_t, int, Numbers const& g, Numbers const& p) { return product(g, p); },
+      .budget = [share](int, double) { return share * double{layers * layer_bytes}; }};
+}
+
+/// Trains, and compares weights with those of the oracle: after each step, or after every so many,
+/// since to look at weights waits for what is late.
+/// @param own   the workers of this process
+/// @param make  (worker) -> trainer
+/// @param clip  norm to which each worker clips its gradients, as those of `make` do; 0: none does
+/// @return steps in which a layer was split, or with clipping the gradients that were clipped
+template <class Optimizer, class Make>
+int compare_late(Rules const& rules, Optimizer const& optimizer, int workers,
+                 std::vector<int> const& own, Make make, int look_every = 1, int steps = 7,
+                 double clip = 0) {
+  CAPTURE(workers, look_every);
+  std::vector<decltype(make(0))> trainers;
+  for (int const n : own) trainers.push_back(make(n));
+  Oracle<Optimizer> oracle{optimizer, rules, static_cast<std::size_t>(workers), clip};
+  for (int step = 0; step < steps; ++step) {
+    CAPTURE(step);
+    std::vector<Batch> batches;
+    for (int n = 0; n < workers; ++n) batches.push_back(data(3, n + 10.0 * step));
+    std::vector<sg::Step> ran;
+    for (std::size_t k = 0; k < own.size(); ++k)
+      ran.push_back(trainers[k].step(batches[static_cast<std::size_t>(own[k])]));
+    static_cast<void>(sg::run_together(std::move(ran)));
+    oracle.train(batches);
+    if (step % look_every != look_every - 1) continue;
+    std::vector<std::vector<Numbers>> looked;  // all of them, which waits for what is late
+    for (auto& trainer : trainers) looked.push_back(weights(trainer));
+    for (auto const& each : looked) REQUIRE(each == oracle.p);
+    oracle.theta.assign(oracle.workers, oracle.p);  // looking has brought what was late
+  }
+  return clip != 0 ? oracle.clipped : oracle.split_steps;
+}
+
+/// Half of the values and a little more are late, so one layer in part.
+inline sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::ParameterGradientProduct,
+                                            sg::staleness::overlapped::SplitLayer,
+                                            sg::staleness::overlapped::ShareLate> const local_split{
+    .budget = {0.6}};
+inline Rules local_split_rules() {
+  Rules rules = products(0.6);
+  rules.misfit = Rules::splits;
+  return rules;
+}
+
+}  // namespace overlapped_oracle
