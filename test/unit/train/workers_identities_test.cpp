@@ -19,6 +19,7 @@
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
@@ -174,6 +175,27 @@ TEST_CASE("train/StaleSynchronous: in order with a bound of 0 it is Synchronous"
     REQUIRE(plain::weights(a) == plain::weights(c));
     REQUIRE(plain::weights(b) == plain::weights(c));
   }
+}
+
+TEST_CASE("train/RoundRobinSynchronous: one worker takes the steps of a pipeline without a server",
+          "[train]") {
+  using namespace workers_oracle;
+  auto const compare = [](auto const& optimizer) {
+    sg::collective::ParameterServer const server({.workers = 1});
+    auto in_turn = stepping(sg::staleness::RoundRobinSynchronous{}, server, 0, optimizer);
+    std::vector<Layer> stack;
+    for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+    auto alone = sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+        sg::partition::Cuts{{1, 3}}, Loss{}, optimizer, sg::host::Threads{2});
+    for (int step = 0; step < 6; ++step) {
+      auto const batch = data(3, step);
+      static_cast<void>(run(in_turn.step(batch)));
+      static_cast<void>(run(alone.step(batch)));
+      REQUIRE(plain::weights(in_turn) == plain::weights(alone));
+    }
+  };
+  compare(sgd);
+  compare(adam);
 }
 
 TEST_CASE("train/StaleSynchronous: a worker keeps as many changes as weights may lack", "[train]") {
