@@ -179,17 +179,23 @@ void sequential(Model const& waves, Optimizer const& optimizer,
 
 /// A worker of four layers that takes streams.
 /// @tparam Server  whatever has workers
-template <class Model, class Server, class Optimizer, class Device>
-auto make_on(Device device, Model const& waves, Server const& server, int worker,
-             std::vector<int> cuts, Optimizer const& optimizer, int fail_at = -1,
+template <class Model, class Server, class Optimizer, class Device, class Schedule>
+auto make_by(Schedule const& schedule, Device device, Model const& waves, Server const& server,
+             int worker, std::vector<int> cuts, Optimizer const& optimizer, int fail_at = -1,
              double deadline_s = 60) {
   std::vector<Layer> model;
   for (int l = 0; l < layers; ++l) model.emplace_back(l);
   model.back().fail_at = fail_at;
   return sg::Pipeline{sg::Sequential{std::move(model)}}.with(
-      sg::partition::Cuts{std::move(cuts)}, sg::schedule::Fifo{.in_flight = waves.in_flight},
-      waves.model(), server.worker(worker), Loss{}, optimizer, std::move(device),
-      sg::Options{.deadline_s = deadline_s});
+      sg::partition::Cuts{std::move(cuts)}, schedule, waves.model(), server.worker(worker), Loss{},
+      optimizer, std::move(device), sg::Options{.deadline_s = deadline_s});
+}
+template <class Model, class Server, class Optimizer, class Device>
+auto make_on(Device device, Model const& waves, Server const& server, int worker,
+             std::vector<int> cuts, Optimizer const& optimizer, int fail_at = -1,
+             double deadline_s = 60) {
+  return make_by(sg::schedule::Fifo{.in_flight = waves.in_flight}, std::move(device), waves, server,
+                 worker, std::move(cuts), optimizer, fail_at, deadline_s);
 }
 template <class Model, class Server, class Optimizer>
 auto make(Model const& waves, Server const& server, int worker, std::vector<int> cuts, int threads,

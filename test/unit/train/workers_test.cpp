@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <string>
@@ -19,6 +20,7 @@
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
@@ -55,6 +57,63 @@ TEST_CASE(
                            auto const& optimizer) {
     compare_in_process(waves, cuts_from(turn), threads, minibatches, optimizer);
   });
+}
+
+namespace {
+
+/// With workers whose costs differ, all of which wait for each other over one link.
+sg::schedule::Fifo gated(Waves const& waves, int turn, int worker) {
+  std::vector<sg::schedule::WaveWorker> all;
+  for (int n = 0; n < waves.workers; ++n) {
+    sg::schedule::WaveWorker each{.cuts = cuts_of(n, turn)};
+    for (std::size_t s = 0; s <= each.cuts.size(); ++s)
+      each.costs.stages.push_back({.forward_s = 1.1 + 0.7 * n,
+                                   .backward_input_s = 2.03 + 0.9 * static_cast<double>(s),
+                                   .backward_weight_s = 0,
+                                   .transfer_s = 0.06});
+    all.push_back(std::move(each));
+  }
+  auto const own = all[static_cast<std::size_t>(worker)];
+  all.erase(all.begin() + worker);
+  return {.in_flight = waves.in_flight,
+          .costs = own.costs,
+          .gate = {.distance = waves.distance,
+                   .links = {{.rate = 90, .latency_s = 0.25}},
+                   .layer_bytes = std::vector<std::uint64_t>(layers, 48),
+                   .cuts = own.cuts,
+                   .others = all}};
+}
+
+}  // namespace
+
+TEST_CASE("train/WaveSynchronous: the order of a stage's work changes no bit", "[train]") {
+  int reordered = 0;
+  int alternating = 0;
+  auto const compare_by = [](Waves const& waves, int turn, int threads, int minibatches,
+                             auto const& optimizer, auto schedule_of) {
+    sg::collective::ParameterServer const server({.workers = waves.workers, .shards = 2});
+    compare_streams(waves, all_of(waves.workers), minibatches, optimizer, [&](int n) {
+      return make_by(schedule_of(n), sg::host::Threads{threads}, waves, server, n, cuts_of(n, turn),
+                     optimizer);
+    });
+  };
+  sweep_waves(Sweep(13), [&](Waves const& waves, int turn, int threads, int minibatches,
+                             auto const& optimizer) {
+    compare_by(waves, turn, threads, minibatches, optimizer,
+               [&](int n) { return gated(waves, turn, n); });
+    sg::Shape const shape{.ranks = static_cast<int>(cuts_of(0, turn).size()) + 1,
+                          .microbatches = minibatches};
+    if (gated(waves, turn, 0).table(shape).actions !=
+        sg::schedule::Fifo{.in_flight = waves.in_flight}.table(shape).actions)
+      ++reordered;
+    for (int n = 0; n < waves.workers; ++n)  // it has as many in flight as there are stages
+      if (static_cast<int>(cuts_of(n, turn).size()) + 1 > waves.in_flight) return;
+    compare_by(waves, turn, threads, minibatches, optimizer,
+               [](int) { return sg::schedule::OneFOneB{}; });
+    ++alternating;
+  });
+  CHECK(reordered > 0);
+  CHECK(alternating > 0);
 }
 
 TEST_CASE("train/StaleSynchronous: steps that push changes have the bits of a sequential loop",
