@@ -46,7 +46,8 @@ std::vector<Interval> waits_of_steps(WorkerRun const& worker) {
 
 /// Of a worker that streams: at each stage, from when the first minibatch that needs a further wave
 /// could have begun until that was there. The minibatch could have when the stage before had passed
-/// it on; at the first stage, when there was room for it in the pipeline.
+/// it on; at the first stage, when there was room for it in the pipeline. A pull of 0 waves is waited
+/// for by none.
 std::vector<Interval> waits_of_stream(WorkerRun const& worker) {
   std::vector<Interval> all;
   std::size_t const count = worker.losses.size();
@@ -58,7 +59,7 @@ std::vector<Interval> waits_of_stream(WorkerRun const& worker) {
   }
   for (std::size_t stage = 0; stage < rows.size(); ++stage) {
     for (Span const& span : rows[stage]) {
-      if (span.action.kind != Kind::pull) continue;
+      if (span.action.kind != Kind::pull || span.action.microbatch == 0) continue;
       auto const waves = static_cast<std::size_t>(span.action.microbatch);
       std::size_t const m = (waves + 1 + worker.distance) * worker.in_flight - 1;
       if (m < count && span.end_s > ready_s[m]) all.emplace_back(ready_s[m], span.end_s);

@@ -52,7 +52,7 @@ class ParameterListener {
   /// Likewise for the snapshot with all pushes of every worker.
   virtual void arrived_last(std::size_t layer) noexcept = 0;
   /// Only for a link whose transfers take virtual time: a transfer of a layer has ended, either a
-  /// push with its number in the stream, or an answer with the rounds that were asked for.
+  /// push with its number in the stream, or an answer with the rounds that were asked for last.
   virtual void carried(std::size_t /*layer*/, bool /*push*/, std::uint32_t /*number*/,
                        double /*start_s*/, double /*end_s*/) {}
   /// The late layers of a step have been chosen.
@@ -117,8 +117,8 @@ class ParameterLink {
   /// Asks which layers are late in a step; steps are counted from 0.
   virtual void ask_late(std::uint32_t /*step*/) { refuse_late(); }
   /// Asks for a snapshot; the listener is notified. One request for each layer at a time, unless
-  /// pushes are added on arrival: then it takes the place of one that is under way, with which the
-  /// listener is notified if that is answered with enough rounds. It asks for no fewer.
+  /// pushes are added on arrival: then it takes the place of one for fewer rounds that is under way,
+  /// and the listener is notified once, by an answer with enough of them.
   virtual void ask(std::size_t layer, std::uint32_t rounds) = 0;
   /// Likewise for the snapshot that contains all pushes of every worker's stream.
   virtual void ask_last(std::size_t layer) = 0;

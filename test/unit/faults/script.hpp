@@ -458,9 +458,11 @@ class Worker final : public Sleeper,
       if ((m + 1) % model_.per_push != 0 && m + 1 != minibatches_) return;
       for (std::size_t l = layers_.size(); l-- > 0;) push(l, m + 1 == minibatches_);
       if (needed[next] == stagger::detail::all_rounds) return;
-      bool const ahead = needed[next] <= there() && needed[next + 1] != stagger::detail::all_rounds;
-      std::uint32_t const rounds = needed[next + (ahead ? 1 : 0)];
-      if (rounds <= there() || rounds > asked) ask_for(rounds);
+      std::uint32_t const rounds = needed[next + (needed[next] <= there() ? 1 : 0)];
+      if (rounds <= there() || rounds == stagger::detail::all_rounds)
+        ask_for(0);
+      else if (rounds > asked)
+        ask_for(rounds);
     };
     ask_to_wait();
     for (int m = 0; m < minibatches_; ++m) {

@@ -267,16 +267,18 @@ class StreamExchange final : public ServerExchange {
       return;
     ask(c, rounds);
   }
-  /// On arrival, behind a push: asks for the newest weights. If the next snapshot need not be waited
-  /// for, they are for the one after it, and contain what that needs.
+  /// On arrival, behind a push: asks for the newest weights, or for some that are newer still if it
+  /// must wait for those: for the next snapshot or, if that need not be waited for, the one after.
   void ask_for_newest(std::size_t c) {
     CellStream& stream = streams_[c];
     std::uint32_t const there = stream.arrived.there();
     std::uint32_t rounds = stream.asks[stream.asked];
     if (rounds == all_rounds) return;  // it has asked for that
-    std::uint32_t const after = stream.asks[stream.asked + 1];
-    if (rounds <= there && after != all_rounds) rounds = after;
-    if (rounds <= there || rounds > stream.most_asked) ask(c, rounds);
+    if (rounds <= there) rounds = stream.asks[stream.asked + 1];
+    if (rounds <= there || rounds == all_rounds)
+      ask(c, 0);
+    else if (rounds > stream.most_asked)
+      ask(c, rounds);
   }
   void ask(std::size_t c, std::uint32_t rounds) {
     CellLayers const& cell = cells_[c];

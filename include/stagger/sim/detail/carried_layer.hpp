@@ -50,7 +50,7 @@ struct CarriedLayer {
     return requested_ = true;
   }
   [[nodiscard]] std::uint32_t rounds() const noexcept { return rounds_; }
-  /// An answer has arrived. It may answer a later request, too.
+  /// An answer has arrived. It may answer a later request, too, whose rounds it has then.
   /// @param keeps  its values
   /// @return       rounds that it contains, at least
   std::uint32_t arrive(Parcel& parcel, bool keeps) noexcept {
@@ -58,7 +58,7 @@ struct CarriedLayer {
     if (keeps) std::swap(answer, parcel.values);
     std::uint32_t const there = std::max(parcel.number, contained.rounds());
     requested_ = false;
-    asks_ = asks_ && there < rounds_;
+    if (there >= rounds_ && std::exchange(asks_, false)) parcel.number = rounds_;
     return there;
   }
 

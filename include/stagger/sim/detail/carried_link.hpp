@@ -235,6 +235,7 @@ class CarriedLink final : public ParameterLink,
   void deliver(Parcel& parcel, CarriedLayer& layer) {
     std::size_t const l = parcel.layer;
     bool const pushed = parcel.is_push();
+    std::uint32_t const there = parcel.kind == Parcel::answer ? layer.arrive(parcel, !exact_) : 0;
     send([&] { tell(l, pushed, parcel.number, parcel.sent_s); });
     if (pushed) {
       if (parcel.kind == Parcel::late) {
@@ -251,9 +252,8 @@ class CarriedLink final : public ParameterLink,
     } else if (parcel.kind == Parcel::last_answer) {
       listener_->arrived_last(l);
     } else {
-      std::uint32_t const rounds = layer.arrive(parcel, !exact_);
       send([&] { request(l); });
-      listener_->arrived(l, rounds);
+      listener_->arrived(l, there);
     }
   }
 
