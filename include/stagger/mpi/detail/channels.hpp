@@ -240,8 +240,10 @@ class Channels : public Outbox {
  public:
   /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN
   /// @param  piece      most bytes that MPI is given at a time
-  explicit Channels(MPI_Comm processes, std::size_t piece = std::size_t{1} << 30U)
-      : Outbox(processes, piece), peers_(size()), receives_(size()), ended_(size()) {
+  /// @param  slack      by how much a payload may be longer than all before it without an allocation
+  explicit Channels(MPI_Comm processes, std::size_t piece = std::size_t{1} << 30U,
+                    std::size_t slack = 0)
+      : Outbox(processes, piece), slack_(slack), peers_(size()), receives_(size()), ended_(size()) {
     std::fill(receives_.begin(), receives_.end(), MPI_REQUEST_NULL);
     for (int p = 0; p < size(); ++p) {
       if (p == rank()) continue;
@@ -343,8 +345,8 @@ class Channels : public Outbox {
     Peer& peer = peers_[p];
     if (peer.payload.capacity < peer.envelope.bytes) {
       peer.payload.capacity = 0;
-      peer.payload.bytes.reset(new std::byte[peer.envelope.bytes]);
-      peer.payload.capacity = peer.envelope.bytes;
+      peer.payload.bytes.reset(new std::byte[peer.envelope.bytes + slack_]);
+      peer.payload.capacity = peer.envelope.bytes + slack_;
     }
     --held_;
     if (peer.envelope.bytes == 0) return finish(p, epoch, deliver);
@@ -373,6 +375,7 @@ class Channels : public Outbox {
     if (!past) deliver(p, envelope, payload);
   }
 
+  std::size_t const slack_;
   FixedArray<Peer> peers_{};            // [processes]
   FixedArray<MPI_Request> receives_{};  // [processes] of envelopes
   FixedArray<int> ended_{};             // those of `receives_` that have ended

@@ -24,6 +24,7 @@
 #include <stagger/core/portable.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/ending.hpp>
+#include <stagger/mpi/detail/packing.hpp>
 #include <stagger/mpi/session.hpp>
 
 namespace stagger::mpi::detail {
@@ -38,9 +39,8 @@ using collective::detail::MessageKind;
 /// occupies a core for at most `awake`; from then on it sleeps between two polls for as long as it
 /// has waited so far, at most `longest`.
 ///
-/// Each connection has `window` messages, which are replaced when a longer one is to be sent than
-/// ever before. While all of them are in transit, further messages wait in the queue of their end.
-/// So in the steady state nothing is allocated, however late messages are sent.
+/// While all envelopes of a connection are in transit, further messages wait in the queue of its
+/// end. So in the steady state nothing is allocated, however late messages are sent.
 class Connections {
  public:
   /// @param processes   made by all of them together
@@ -52,7 +52,7 @@ class Connections {
       : deadline_s_(deadline_s),
         server_(std::move(server)),
         rules_(std::move(rules)),
-        channels_(processes),
+        channels_(processes, std::size_t{1} << 30U, Packing::full),
         heard_at_(channels_.size()),
         told_(channels_.size()) {
     thread_ = std::thread([this] { run(); });
@@ -82,13 +82,12 @@ class Connections {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::microseconds awake{100};
   static constexpr std::chrono::microseconds longest{1000};
-  static constexpr std::size_t window = 4;
-  static constexpr Stamp always{.epoch = 1};
+  static constexpr Stamp always = Packing::always;
   static constexpr std::uint32_t say_alive = 0xffffffff;  // else the number of a connection
 
   struct Connection final : collective::detail::Transport {
     Connection(Connections& whose, int with, std::uint32_t which, MessageEnd& own)
-        : all(whose), peer(with), number(which), end(&own) {}
+        : all(whose), peer(with), number(which), end(&own), packing(whose.channels_) {}
     void wake() noexcept override {
       woken.store(true);
       all.something_.notify_one();
@@ -100,7 +99,7 @@ class Connections {
     std::uint32_t number;  // by which the worker's process counts its connections
     MessageEnd* end;       // null: it has ended
     bool serves = false;   // the end is the server's
-    std::size_t pool = 0;  // of its messages
+    Packing packing;
     std::atomic<bool> woken{true};
   };
   /// A worker of another process.
@@ -151,7 +150,7 @@ class Connections {
     if (envelope.what == say_alive) return;
     bool const to_server = (envelope.what & 1U) != 0;
     std::uint32_t const number = envelope.what / 2;
-    auto const message = in.take<Message>();
+    auto message = in.take<Message>();
     Connection* connection = nullptr;
     for (Connection* const each : open_)
       if (each->peer == peer && each->number == number && each->serves == to_server && each->end)
@@ -163,12 +162,15 @@ class Connections {
       add(*connection);
     }
     try {
-      std::span<std::byte> const buffer = connection->end->payload_buffer(message);
-      if (buffer.size() != in.left()) refuse_message(message, "has not the length that it names");
-      in.take(buffer.data(), buffer.size());
-      connection->end->received(message);
-      if (message.kind == MessageKind::lost) peers_may_be_lost = true;
-      if (message.kind == MessageKind::leave) end(*connection, nullptr);
+      for (;; message = in.take<Message>()) {
+        std::span<std::byte> const buffer = connection->end->payload_buffer(message);
+        if (buffer.size() > in.left()) refuse_message(message, "has not the length that it names");
+        in.take(buffer.data(), buffer.size());
+        connection->end->received(message);
+        if (message.kind == MessageKind::lost) peers_may_be_lost = true;
+        if (message.kind == MessageKind::leave) end(*connection, nullptr);
+        if (in.left() == 0 || connection->end == nullptr) return;
+      }
     } catch (...) {
       refuse(*connection, std::current_exception());
     }
@@ -182,36 +184,30 @@ class Connections {
       Message message;
       std::span<std::byte const> payload;
       while (connection.end != nullptr) {
-        if (later && !channels_.has_spare(connection.pool)) {
+        if (later && !connection.packing.has_room()) {
           connection.woken.store(true);
           break;
         }
         if (!connection.end->next(message, payload)) break;
         any = true;
-        post(connection, message, payload);
+        connection.packing.add(message, payload);
       }
+      connection.packing.send();
     } catch (...) {
       refuse(connection, std::current_exception());
     }
     return any;
   }
-  void post(Connection const& connection, Message const& message,
-            std::span<std::byte const> payload) {
-    channels_.provide(connection.pool, window, sizeof message + payload.size());
-    auto outgoing = channels_.blank(connection.pool);
-    outgoing->payload.add(message);
-    outgoing->payload.add(payload.data(), payload.size());
-    channels_.post(std::move(outgoing), always, 2 * connection.number + (connection.serves ? 0 : 1),
-                   &connection.peer, 1);
-  }
 
   void add(Connection& connection) {
     heard_at_[connection.peer] = Clock::now();
+    std::size_t pool = 0;
     for (bool taken = true; std::exchange(taken, false);) {
-      ++connection.pool;
-      for (Connection const* const each : open_) taken = taken || each->pool == connection.pool;
+      ++pool;
+      for (Connection const* const each : open_) taken = taken || each->packing.pool() == pool;
     }
-    channels_.provide(connection.pool, window, sizeof(Message));
+    connection.packing.open(pool, connection.peer,
+                            2 * connection.number + (connection.serves ? 0 : 1));
     open_.push_back(&connection);
     something_.notify_one();
   }
@@ -219,9 +215,9 @@ class Connections {
     std::lock_guard const lock(mutex_);
     if (connection.end != nullptr) {
       send(connection, false);
-      try {
-        post(connection, {.kind = MessageKind::leave}, {});  // also of one that has not joined
-      } catch (...) {                                        // the server finds out by itself
+      try {  // also of one that has not joined
+        connection.packing.send({.kind = MessageKind::leave}, {});
+      } catch (...) {  // the server finds out by itself
       }
       connection.end = nullptr;
     }
@@ -232,7 +228,8 @@ class Connections {
     try {
       std::string const words = connection.serves ? report_of(why).message : std::string();
       MessageKind const kind = connection.serves ? MessageKind::refused : MessageKind::leave;
-      post(connection, {.kind = kind, .bytes = words.size()}, std::as_bytes(std::span(words)));
+      connection.packing.send({.kind = kind, .bytes = words.size()},
+                              std::as_bytes(std::span(words)));
     } catch (...) {  // the other end comes to its deadline
     }
     end(connection, why);
@@ -270,8 +267,9 @@ class Connections {
         continue;
       }
       // If all of its messages are in transit, they show that it is alive.
-      if (!channels_.has_spare(each->pool) || std::exchange(told_[each->peer], true)) continue;
-      channels_.post(channels_.blank(each->pool), always, say_alive, &each->peer, 1);
+      if (!channels_.has_spare(each->packing.pool()) || std::exchange(told_[each->peer], true))
+        continue;
+      channels_.post(channels_.blank(each->packing.pool()), always, say_alive, &each->peer, 1);
     }
     forget();
   }
