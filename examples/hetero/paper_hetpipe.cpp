@@ -10,9 +10,9 @@
 #include <stagger/core/error.hpp>
 #include <stagger/plan/virtual_workers.hpp>
 #include <stagger/report/format.hpp>
-#include <stagger/report/table.hpp>
 
 #include "../stagger/hetpipe_models.hpp"
+#include "claims.hpp"
 #include "run.hpp"
 
 namespace hetero {
@@ -106,17 +106,8 @@ double speed(hetpipe::Profile const& profile, int in_flight, plan::Allocation al
   }
 }
 
-class Claims {
+class HetpipeClaims : public Claims {
  public:
-  void add(char const* number, std::string const& what, std::string const& published,
-           std::string const& here, bool good) {
-    table_.add({number, what, published, here, good ? "yes" : "no"});
-  }
-  /// What is published, or found here, and asks for nothing.
-  void note(char const* number, std::string const& what, std::string const& published,
-            std::string const& here = "-") {
-    table_.add({number, what, published, here, "-"});
-  }
   void allocations(char const* number, hetpipe::Profile const& profile, double local,
                    double horovod, std::size_t horovod_gpus) {
     using plan::Allocation;
@@ -158,12 +149,9 @@ class Claims {
     add("C13", profile.name + ", how busy the stages of ED are", "first or last most", shares,
         ends > inner);
   }
-  [[nodiscard]] std::string str() const { return table_.str(); }
 
  private:
   static constexpr int in_flight = 5;  // or the most that there is memory for
-
-  report::TextTable table_{{"", "claim", "published", "here", "reproduced"}};
 };
 
 std::string percent(double share) { return report::format_percent(share, 0); }
@@ -204,7 +192,7 @@ std::vector<Compared> run_hetpipe(Settings const& s) {
 }
 
 std::string claims_of_hetpipe(std::vector<Compared> const& runs) {
-  Claims claims;
+  HetpipeClaims claims;
   claims.allocations("C9", hetpipe::vgg19(), 606, 339, 16);
   claims.allocations("C10", hetpipe::resnet152(), 580, 415, 12);
   claims.busiest(hetpipe::vgg19());
@@ -241,6 +229,8 @@ std::string claims_of_hetpipe(std::vector<Compared> const& runs) {
   claims.add("C19", "waiting with D=4 over D=0, round-robin", "62 %", percent(ratio), ratio <= 0.8);
   double const idle = near.idle_s / near.waiting_s;
   claims.add("C20", "idle share of waiting, D=0, round-robin", "18 %", percent(idle), idle <= 0.35);
+  claims.elsewhere("C21", "the regret is below its bound", "theorem 1",
+                   "test/unit/train/wave_convergence_test.cpp");
   auto const seeds = static_cast<int>(runs.size() / kinds);
   return claims.str() +
          stagger::text("\nHorovod's images/s are the published ones. The target is a loss of ",

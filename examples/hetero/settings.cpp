@@ -91,7 +91,8 @@ void require_gpus(std::string const& letters) {
 }
 
 /// Whether a flag leaves it to --paper what is run.
-bool allowed_with_paper(std::string const& flag) {
+bool allowed_with_paper(std::string const& paper, std::string const& flag) {
+  if (flag == "--steps") return paper == "osp";
   for (char const* const each : {"--seed", "--seeds", "--csv", "--chart"})
     if (flag == each) return true;
   return false;
@@ -158,7 +159,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
          "asp, ssp: gradients, for the server's optimizer; changes, by each worker's own, as "
          "ssp takes with --exact")
       ->group(group);
-  app.add_option("--steps", s.steps, "Steps of each worker; wsp: waves")->group(group);
+  auto* const steps = app.add_option("--steps", s.steps,
+                                     "Steps of each worker; wsp: waves; --paper osp: of each run, "
+                                     "in whole epochs; left out: as many as it takes to learn")
+                          ->group(group);
   app.add_option("--batch", s.batch, "Examples of a minibatch")->group(group);
   auto* const rate =
       app.add_option("--rate", s.rate,
@@ -222,9 +226,11 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       if (s.paper == "osp" && app.count(flag) != 0)
         cli::refuse(std::string(flag) + " is not written by --paper osp; leave it out");
     for (auto const* const option : app.get_options())
-      if (option->count() != 0 && option != paper && !allowed_with_paper(option->get_name()))
+      if (option->count() != 0 && option != paper &&
+          !allowed_with_paper(s.paper, option->get_name()))
         cli::refuse(option->get_name() + " is chosen by --paper; leave it out");
   }
+  if (steps->count() != 0) s.paper_steps = s.steps;
   if (paper->count() == 0 && seeds->count() != 0)
     cli::refuse("--seeds says how often --paper makes each run; add --paper, or leave it out");
   s.check();

@@ -27,9 +27,10 @@ struct Settings {
   double target = 0;                 ///< loss to be reached; 0: the model's
   std::int64_t window = 0;           ///< minibatches of its mean; 0: two pushes of every worker
   std::int64_t seed = 1;
-  bool compare = false;    ///< all staleness models, instead of `sync`
-  std::string paper;       ///< whose claims are run: "hetpipe" or "osp"; empty: none
-  std::int64_t seeds = 5;  ///< of those, each is run with
+  bool compare = false;          ///< all staleness models, instead of `sync`
+  std::string paper;             ///< whose claims are run: "hetpipe" or "osp"; empty: none
+  std::int64_t seeds = 5;        ///< of those, each is run with
+  std::int64_t paper_steps = 0;  ///< of each worker in those of "osp"; 0: as many as it takes
 
   // Where it runs.
   std::string device = "clock";            ///< or "threads", "mpi", "tcp"

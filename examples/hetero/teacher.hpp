@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A small network that learns what another one of its shape answers, by several workers in
-///         virtual time: gradients are real, and a run takes less than a second.
+/// @file   A small network that learns what another one of its shape answers. A run of several
+///         workers takes less than a second.
 
 #include <algorithm>
 #include <array>
@@ -9,23 +9,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <numbers>
-#include <optional>
 #include <span>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/parameter_server.hpp>
 #include <stagger/core/random.hpp>
 #include <stagger/core/tensor.hpp>
-#include <stagger/engine/run_together.hpp>
-#include <stagger/model/loss.hpp>
-#include <stagger/partition/cuts.hpp>
-#include <stagger/sim/virtual_clock.hpp>
 #include <stagger/train/pipeline.hpp>
+
+#include "learning.hpp"
 
 namespace teacher {
 
@@ -33,13 +27,11 @@ namespace sg = stagger;
 using Rows = sg::Tensor<float>;
 using Classes = sg::Tensor<std::int32_t>;
 using Batch = sg::Batch<Rows, Classes>;
+using Settings = learning::Settings;
 
 inline constexpr std::size_t inputs = 16;
 inline constexpr std::size_t width = 24;
 inline constexpr std::size_t classes = 8;
-inline constexpr std::size_t model_bytes =
-    sizeof(float) * (inputs * width + 2 * width * width + width * classes + 3 * width + classes);
-
 /// A normal deviate for a seed and the numbers that name it.
 inline float normal(std::uint64_t seed, std::uint64_t of, std::uint64_t number) {
   auto const uniform = [&](std::uint64_t which) {
@@ -137,29 +129,7 @@ template <std::size_t size> struct Bias {
   }
 };
 
-/// Gradient descent whose rate halves every so many steps.
-struct HalvingSgd {
-  using policy_tag = sg::OptimizerTag;
-  static constexpr int states = 0;
-  static constexpr bool element_wise = true;
-  double rate = 0.1;
-  double steps = 1e9;
-  template <class T>
-  void update(sg::OptimizerView<T> const& v, double scale, std::int64_t step) const noexcept {
-    auto const by = static_cast<T>(eta(scale, step));
-    for (std::size_t i = 0; i < v.size; ++i) v.next[i] = v.value[i] - by * v.gradient[i];
-  }
-  template <class T>
-  void change(sg::OptimizerView<T> const& v, double scale, std::int64_t step) const noexcept {
-    auto const by = static_cast<T>(eta(scale, step));
-    for (std::size_t i = 0; i < v.size; ++i) v.next[i] = -by * v.gradient[i];
-  }
-
- private:
-  [[nodiscard]] double eta(double scale, std::int64_t step) const noexcept {
-    return scale * rate * std::exp2(-std::floor(static_cast<double>(step - 1) / steps));
-  }
-};
+class Shard;
 
 /// What is learnt: normal inputs, and the class that the teacher gives each.
 struct Task {
@@ -212,48 +182,38 @@ struct Task {
           result[r] = static_cast<std::int32_t>(c);
     return result;
   }
+  [[nodiscard]] static std::size_t bytes() {
+    return sizeof(float) *
+           (inputs * width + 2 * width * width + width * classes + 3 * width + classes);
+  }
+  [[nodiscard]] int steps(Settings const& s) const {
+    return static_cast<int>(training) / (s.workers * s.batch);
+  }
+  [[nodiscard]] static auto model(Settings const& s) {
+    return sg::Sequential{Weight<inputs, width>(s.seed, 1000, s.kept),
+                          Bias<width>{.kept = s.kept},
+                          Weight<width, width>(s.seed, 1001, s.kept),
+                          Bias<width>{.kept = s.kept},
+                          Weight<width, width>(s.seed, 1002, s.kept),
+                          Bias<width>{.kept = s.kept},
+                          Weight<width, classes>(s.seed, 1003, s.kept),
+                          Bias<classes>{.bends = false, .kept = s.kept}};
+  }
+  [[nodiscard]] Shard shard(Settings const& s, int worker) const;
+
   /// Of what is held out, the share that is answered as by the teacher, in points.
-  [[nodiscard]] double accuracy(std::vector<std::vector<float>> const& weights) const {
+  template <class Trainer> [[nodiscard]] double accuracy(Trainer& train) const {
+    std::vector<std::vector<float>> weights;
+    for (auto const& parameter : train.parameters()) {
+      auto const values = parameter.template values<float>();
+      weights.emplace_back(values.begin(), values.end());
+    }
     auto const given = answers(weights, x, training, y.size());
     std::size_t right = 0;
     for (std::size_t i = 0; i < given.size(); ++i)
       if (given[i] == y[training + i]) ++right;
     return 100 * static_cast<double>(right) / static_cast<double>(given.size());
   }
-};
-
-/// How a run goes.
-struct Settings {
-  std::uint64_t seed = 1;
-  int workers = 8;
-  int batch = 16;  ///< samples of a worker's step
-  int epochs = 20;
-  int halving_epochs = 10;  ///< after which the rate halves
-  int looks = 1;            ///< at the accuracy, in an epoch
-  double rate = 0.6;
-  bool full = false;              ///< each push moves the weights as far as a step of all workers
-  bool pushes_are_steps = false;  ///< of the server's optimizer; else a push of everybody is
-  double r = 0;  ///< time for one direction of a whole exchange, relative to a step's computation
-  sg::sim::Sharing sharing = sg::sim::Sharing::fair;
-  sg::sim::Duplex duplex = sg::sim::Duplex::full;
-  double slowest = 1;  ///< how much longer the first worker computes
-  double kept = 1;     ///< share of each layer's gradient that is pushed, its largest elements
-
-  static constexpr double computation_s = 3;
-  [[nodiscard]] int steps(Task const& task) const {  // of a worker in an epoch
-    return static_cast<int>(task.training) / (workers * batch);
-  }
-  [[nodiscard]] double link() const {
-    return r == 0 ? std::numeric_limits<double>::infinity()
-                  : static_cast<double>(model_bytes) * workers / (r * computation_s);
-  }
-};
-
-/// What a run shows, at each look.
-struct Look {
-  double accuracy = 0;  ///< points
-  double time_s = 0;
-  int steps = 0;  ///< of each worker
 };
 
 /// The samples of each worker are its own, in another order in each epoch.
@@ -265,7 +225,7 @@ class Shard {
       order_.push_back(i);
   }
   [[nodiscard]] Batch const& at(int step) {
-    int const in_epoch = step % s_.steps(task_);
+    int const in_epoch = step % task_.steps(s_);
     if (in_epoch == 0)
       for (std::size_t i = order_.size(); i-- > 1;)
         std::swap(order_[i],
@@ -294,57 +254,6 @@ class Shard {
   Batch batch_{};
 };
 
-/// Trains with a staleness model whose workers take steps.
-template <class Model>
-std::vector<Look> learn(Task const& task, Model const& model, Settings const& s) {
-  sg::sim::Clock const clock({.rate = s.link(), .sharing = s.sharing, .duplex = s.duplex});
-  sg::collective::ServerOptions options{.workers = s.workers};
-  if (s.full) options.weights.assign(static_cast<std::size_t>(s.workers), 1.0);
-  sg::collective::ParameterServer const server(options);
-  int const epoch = s.steps(task);
-  HalvingSgd const optimizer{.rate = s.rate,
-                             .steps = static_cast<double>(s.halving_epochs * epoch *
-                                                          (s.pushes_are_steps ? s.workers : 1))};
-  auto const make = [&](int n) {
-    double const time_s = n == 0 ? s.slowest : 1;
-    sg::sim::VirtualClock device;
-    device.costs = sg::schedule::Costs::uniform(time_s, 2 * time_s, 0);
-    device.clock = clock;
-    return sg::Pipeline{
-        sg::Sequential{Weight<inputs, width>(s.seed, 1000, s.kept), Bias<width>{.kept = s.kept},
-                       Weight<width, width>(s.seed, 1001, s.kept), Bias<width>{.kept = s.kept},
-                       Weight<width, width>(s.seed, 1002, s.kept), Bias<width>{.kept = s.kept},
-                       Weight<width, classes>(s.seed, 1003, s.kept),
-                       Bias<classes>{.bends = false, .kept = s.kept}}}
-        .with(sg::partition::Cuts{{}}, model, server.worker(n), sg::loss::CrossEntropy<float>{},
-              optimizer, std::move(device));
-  };
-  std::vector<decltype(make(0))> trainers;
-  std::vector<Shard> shards;
-  for (int n = 0; n < s.workers; ++n) {
-    trainers.push_back(make(n));
-    shards.emplace_back(task, s, n);
-  }
-  std::vector<Look> looks;
-  std::vector<int> steps(static_cast<std::size_t>(s.workers));
-  for (int look = 1; look <= s.epochs * s.looks; ++look) {
-    int const until = epoch * look / s.looks;
-    std::vector<sg::Steps> all;
-    for (std::size_t n = 0; n < trainers.size(); ++n)
-      all.emplace_back([&, n](sg::Metrics const*) -> std::optional<sg::Step> {
-        if (steps[n] == until) return std::nullopt;
-        return trainers[n].step(shards[n].at(steps[n]++));
-      });
-    static_cast<void>(sg::run_together(std::move(all)));
-    double const now_s = clock.now_s();
-    std::vector<std::vector<float>> weights;
-    for (auto const& parameter : trainers[0].parameters()) {
-      auto const values = parameter.template values<float>();
-      weights.emplace_back(values.begin(), values.end());
-    }
-    looks.push_back({task.accuracy(weights), now_s, until});
-  }
-  return looks;
-}
+inline Shard Task::shard(Settings const& s, int worker) const { return {*this, s, worker}; }
 
 }  // namespace teacher

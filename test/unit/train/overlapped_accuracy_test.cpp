@@ -31,7 +31,9 @@ using Osp = sg::staleness::OverlappedSynchronous<osp::ParameterGradientProduct, 
                                                  Budget, Prediction>;
 using AllLate = Osp<osp::AllLate>;
 
-teacher::Settings settings(double rate) { return {.epochs = 8, .halving_epochs = 4, .rate = rate}; }
+learning::Settings settings(double rate) {
+  return {.epochs = 8, .halving_epochs = 4, .rate = rate};
+}
 teacher::Task const& task(std::uint64_t seed) {
   static std::vector<teacher::Task> const all = [] {
     std::vector<teacher::Task> made;
@@ -43,35 +45,35 @@ teacher::Task const& task(std::uint64_t seed) {
 
 /// What a run of each seed shows.
 template <class Model>
-std::vector<std::vector<teacher::Look>> runs(Model const& model, teacher::Settings s,
-                                             int count = seeds) {
-  std::vector<std::vector<teacher::Look>> all;
+std::vector<std::vector<learning::Look>> runs(Model const& model, learning::Settings s,
+                                              int count = seeds) {
+  std::vector<std::vector<learning::Look>> all;
   for (int seed = 1; seed <= count; ++seed) {
     s.seed = static_cast<std::uint64_t>(seed);
-    all.push_back(teacher::learn(task(s.seed), model, s));
+    all.push_back(learning::learn(task(s.seed), model, s));
   }
   return all;
 }
 /// In the end, in points, mean of all seeds.
-double accuracy(std::vector<std::vector<teacher::Look>> const& runs) {
+double accuracy(std::vector<std::vector<learning::Look>> const& runs) {
   double sum = 0;
   for (auto const& looks : runs) sum += looks.back().accuracy;
   return sum / static_cast<double>(runs.size());
 }
-template <class Model> double accuracy(Model const& model, teacher::Settings const& s) {
+template <class Model> double accuracy(Model const& model, learning::Settings const& s) {
   return accuracy(runs(model, s, 3));
 }
 
-Osp<osp::LossTuned> tuned(teacher::Settings const& s) {
-  return {.budget = {.rate = s.link(),
-                     .computation_s = teacher::Settings::computation_s,
-                     .steps = s.steps(task(1))}};
+Osp<osp::LossTuned> tuned(learning::Settings const& s) {
+  return {.budget = {.rate = s.link(teacher::Task::bytes()),
+                     .computation_s = learning::Settings::computation_s,
+                     .steps = task(1).steps(s)}};
 }
 constexpr sg::staleness::Synchronous synchronous;
 
 /// The first look at an accuracy or more; the last one if there is none.
-teacher::Look const& reaching(std::vector<teacher::Look> const& looks, double accuracy) {
-  auto const at = std::find_if(looks.begin(), looks.end() - 1, [&](teacher::Look const& each) {
+learning::Look const& reaching(std::vector<learning::Look> const& looks, double accuracy) {
+  auto const at = std::find_if(looks.begin(), looks.end() - 1, [&](learning::Look const& each) {
     return each.accuracy >= accuracy;
   });
   return *at;
@@ -82,7 +84,7 @@ teacher::Look const& reaching(std::vector<teacher::Look> const& looks, double ac
 TEST_CASE(
     "train/OverlappedSynchronous: O A1, A2: as accurate as in step, in about as many iterations",
     "[train][papers]") {
-  teacher::Settings s = settings(0.6);
+  learning::Settings s = settings(0.6);
   s.r = 1;
   s.looks = 4;
   auto const in_step = runs(synchronous, s);
@@ -99,7 +101,7 @@ TEST_CASE(
 
 TEST_CASE("train/OverlappedSynchronous: O A3, A4: without order it is less accurate, in turn not",
           "[train][papers]") {
-  teacher::Settings s = settings(0.3);
+  learning::Settings s = settings(0.3);
   double const in_step = accuracy(synchronous, s);
   s.r = 1;
   s.pushes_are_steps = true;
@@ -114,7 +116,7 @@ TEST_CASE("train/OverlappedSynchronous: O A5: it is as accurate as in step after
           "[train][papers]") {
   for (double const r : {0.5, 1.0, 2.0}) {
     CAPTURE(r);
-    teacher::Settings s = settings(0.6);
+    learning::Settings s = settings(0.6);
     s.r = r;
     s.looks = 2;
     auto const in_step = runs(synchronous, s, 1);
@@ -156,7 +158,7 @@ TEST_CASE("train/OverlappedSynchronous: O A7: a mean of past changes is no bette
 
 TEST_CASE("train/OverlappedSynchronous: O O4: gradients that are dropped cost accuracy",
           "[train][papers]") {
-  teacher::Settings s = settings(0.6);
+  learning::Settings s = settings(0.6);
   double const all = accuracy(synchronous, s);
   s.kept = 0.01;
   double const dropped = accuracy(synchronous, s);
