@@ -13,6 +13,7 @@
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 
+#include "full.hpp"
 #include "sanitized.hpp"
 #include "teacher.hpp"
 
@@ -24,24 +25,28 @@ namespace osp = sg::staleness::overlapped;
 
 namespace {
 
-constexpr int seeds = 5;  // fewer where the claim is clear from them
+constexpr int seeds = 5;  // fewer in a sample, where the claim is clear from them
 
 template <class Budget, class Prediction = osp::LocalGradient>
 using Osp = sg::staleness::OverlappedSynchronous<osp::ParameterGradientProduct, osp::SplitLayer,
                                                  Budget, Prediction>;
 using AllLate = Osp<osp::AllLate>;
 
+/// 20 epochs of 8192 samples where all cases are asked for; a sample has less of both.
 learning::Settings settings(double rate) {
-  return {.epochs = 8, .halving_epochs = 4, .rate = rate};
+  int const epochs = full() ? 20 : 8;
+  return {.epochs = epochs, .halving_epochs = epochs / 2, .rate = rate};
 }
 teacher::Task const& task(std::uint64_t seed) {
   static std::vector<teacher::Task> const all = [] {
     std::vector<teacher::Task> made;
-    for (std::uint64_t each = 1; each <= seeds; ++each) made.emplace_back(each, 4096, 4000);
+    for (std::uint64_t each = 1; each <= seeds; ++each)
+      made.emplace_back(each, full() ? 8192 : 4096, 4000);
     return made;
   }();
   return all[seed - 1];
 }
+int at_least(int few) { return full() ? seeds : few; }
 
 /// What a run of each seed shows.
 template <class Model>
@@ -61,7 +66,7 @@ double accuracy(std::vector<std::vector<learning::Look>> const& runs) {
   return sum / static_cast<double>(runs.size());
 }
 template <class Model> double accuracy(Model const& model, learning::Settings const& s) {
-  return accuracy(runs(model, s, 3));
+  return accuracy(runs(model, s, at_least(3)));
 }
 
 Osp<osp::LossTuned> tuned(learning::Settings const& s) {
@@ -114,12 +119,13 @@ TEST_CASE("train/OverlappedSynchronous: O A3, A4: without order it is less accur
 
 TEST_CASE("train/OverlappedSynchronous: O A5: it is as accurate as in step after the least time",
           "[train][papers]") {
+  int const count = at_least(1);
   for (double const r : {0.5, 1.0, 2.0}) {
     CAPTURE(r);
     learning::Settings s = settings(0.6);
     s.r = r;
-    s.looks = 2;
-    auto const in_step = runs(synchronous, s, 1);
+    s.looks = full() ? 8 : 2;
+    auto const in_step = runs(synchronous, s, count);
     auto const seconds = [&](auto const& of) {
       double sum = 0;
       for (std::size_t i = 0; i < of.size(); ++i) {
@@ -130,21 +136,26 @@ TEST_CASE("train/OverlappedSynchronous: O A5: it is as accurate as in step after
       return sum;
     };
     double const late_s =
-        seconds(runs(Osp<osp::ShareLate>{.budget = {std::min(0.8, 1 / r)}}, s, 1));
+        seconds(runs(Osp<osp::ShareLate>{.budget = {std::min(0.8, 1 / r)}}, s, count));
     CHECK(late_s < seconds(in_step));
     s.pushes_are_steps = true;
-    CHECK(late_s < seconds(runs(sg::staleness::Asynchronous{}, s, 1)));
+    CHECK(late_s < seconds(runs(sg::staleness::Asynchronous{}, s, count)));
     s.sharing = sg::sim::Sharing::one_at_a_time;
     s.duplex = sg::sim::Duplex::half;
     if (r >= 1)  // a faster link is not what workers in turn wait for
-      CHECK(late_s < seconds(runs(sg::staleness::RoundRobinSynchronous{}, s, 1)));
+      CHECK(late_s < seconds(runs(sg::staleness::RoundRobinSynchronous{}, s, count)));
   }
 }
 
 TEST_CASE("train/OverlappedSynchronous: O A6: steps that are large need a prediction",
           "[train][papers]") {
-  CHECK(accuracy(AllLate{}, settings(1.5)) >=
-        accuracy(Osp<osp::AllLate, osp::NoPrediction>{}, settings(1.5)) + 2);
+  for (double const rate : {1.5, 1.75}) {
+    double const predicted = accuracy(AllLate{}, settings(rate));
+    double const not_predicted = accuracy(Osp<osp::AllLate, osp::NoPrediction>{}, settings(rate));
+    CAPTURE(rate, predicted, not_predicted);
+    CHECK(predicted >= not_predicted + 2);
+    if (!full()) break;
+  }
 }
 
 TEST_CASE("train/OverlappedSynchronous: O A7: a mean of past changes is no better prediction",
