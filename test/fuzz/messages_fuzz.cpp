@@ -3,6 +3,7 @@
 // the reader of frames and a parameter server's end. Half of them have right checksums behind what was
 // changed. Each is read, or refused by a stagger::Error; anything else ends the program.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -10,80 +11,23 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include <stagger/collective/parameter_server.hpp>
-#include <stagger/collective/server_connection.hpp>
-#include <stagger/core/checksum.hpp>
-#include <stagger/core/error.hpp>
-#include <stagger/engine/setup.hpp>
-#include <stagger/host/detail/frames.hpp>
-#include <stagger/model/optimizer.hpp>
-
+#include "connection.hpp"
 #include "driver.hpp"
 
 namespace {
 
-namespace sg = stagger;
-namespace remote = stagger::collective::detail;
-namespace framed = stagger::detail::framed;
-using remote::Message;
-using Kind = remote::MessageKind;
-
-constexpr std::size_t layers = 2;
-constexpr std::size_t floats = 16;  // of each
-constexpr std::size_t bytes = floats * sizeof(float);
-
-std::string text_of(void const* from, std::size_t count) {
-  return {static_cast<char const*>(from), count};
-}
-std::string frame(Message message, std::string const& payload = {}) {
-  message.bytes = payload.size();
-  std::string all = text_of(&message, sizeof(message)) + payload;
-  sg::detail::WideChecksum sum;
-  sum.add(std::as_bytes(std::span(all)));
-  std::uint64_t const value = sum.value();
-  return all + text_of(&value, sizeof(value));
-}
-/// Gives frames the checksum of what they have become, as far as lengths can be followed.
-std::string mended(std::string all) {
-  std::size_t at = sizeof(framed::Hello);
-  while (at + sizeof(Message) <= all.size()) {
-    Message message;
-    std::memcpy(&message, all.data() + at, sizeof(message));
-    if (message.bytes > all.size() - at - sizeof(message)) break;
-    std::size_t const end = at + sizeof(message) + message.bytes;
-    if (end + 8 > all.size()) break;
-    sg::detail::WideChecksum sum;
-    sum.add(std::as_bytes(std::span(all).subspan(at, end - at)));
-    std::uint64_t const value = sum.value();
-    std::memcpy(all.data() + end, &value, sizeof(value));
-    at = end + 8;
-  }
-  return all;
-}
+using namespace fuzz;
 
 std::string hello() {
   framed::Hello const hello;
   return text_of(&hello, sizeof(hello));
 }
 std::string request(int worker) {
-  std::vector<sg::detail::LayerParameters> model(layers);
-  for (std::size_t l = 0; l < layers; ++l) {
-    sg::List<sg::detail::ParameterDeclaration> declared;
-    sg::detail::ParameterDeclaration d;
-    d.name = "weight";
-    d.size = floats;
-    d.initial.assign(bytes, std::byte{0});
-    declared.push_back(std::move(d));
-    model[l].adopt(std::move(declared), static_cast<int>(l), 0);
-  }
-  sg::optimizer::Sgd const sgd;
-  sg::detail::WorkerRules rules;
-  rules.optimizer = sg::detail::optimizer_call<true>(sgd);
+  auto const own = model();
   sg::ByteWriter out;
-  remote::JoinRequest::write(out, worker, {model.data(), model.size()}, rules);
+  remote::JoinRequest::write(out, worker, own, rules_of(Models::waves));
   return text_of(out.data(), out.size());
 }
 
@@ -106,12 +50,15 @@ std::vector<std::string> seeds() {
     ended += frame({.kind = Kind::ask_last, .layer = l, .stream = 1});
   }
   ended += frame({.kind = Kind::who}) + frame({.kind = Kind::end, .stream = 1});
-  return {joined,
-          stream,
-          ended,
-          ended + frame({.kind = Kind::leave}),
-          stream + frame({.kind = Kind::fail, .stream = 1}),
-          hello()};
+  std::vector<std::string> all{joined,
+                               stream,
+                               ended,
+                               ended + frame({.kind = Kind::leave}),
+                               stream + frame({.kind = Kind::fail, .stream = 1}),
+                               hello()};
+  for (Models const models : {Models::waves, Models::steps, Models::late, Models::late})
+    all.push_back(hello() + Recorded(models).of_worker);
+  return all;
 }
 
 std::vector<std::string> const& pieces() {
@@ -122,31 +69,55 @@ std::vector<std::string> const& pieces() {
       frame({.kind = Kind::begin, .stream = 2}),
       frame({.kind = Kind::end}),
       frame({.kind = Kind::leave}),
+      frame({.kind = Kind::push_rest, .stream = 1, .number = 2}, std::string(bytes - 8, '\2')),
+      frame({.kind = Kind::push_late, .stream = 1, .number = 2}, std::string(8, '\2')),
+      frame({.kind = Kind::push_late, .stream = 1, .number = 3}, std::string(bytes, '\2')),
+      frame({.kind = Kind::ask_rest, .stream = 1, .rounds = 2, .number = 8}),
+      frame({.kind = Kind::ask_late, .stream = 1, .rounds = 2, .number = 8}),
+      frame({.kind = Kind::report, .stream = 1, .number = 0x7ff8000000000000U}),
+      frame({.kind = Kind::ask_choice, .stream = 1, .rounds = 1}),
+      frame({.kind = Kind::resume, .stream = 1}),
       std::string(8, '\0'),
       std::string(8, '\xff'),
       std::string("\x01\0", 2)};
   return all;
 }
 std::vector<std::string_view> const views(pieces().begin(), pieces().end());
-fuzz::Program const program{"messages_fuzz", views, seeds(), 40, 4};
+Program const program{"messages_fuzz", views, seeds(), 40, 4};
 
 struct Nowhere final : remote::Transport {
   void wake() noexcept override {}
   void close() noexcept override {}
 };
 
+/// What was read: kinds of messages, of which each bit stands for one.
+std::uint64_t read_kinds = 0;
+
 /// How far it came: 0 refused, 1 read.
 int connection(std::string const& text) {
   sg::collective::ParameterServer const server({.workers = 1});
-  sg::optimizer::Sgd const sgd;
-  remote::RemoteRules rules;
-  rules.optimizer = sg::detail::optimizer_call<false>(sgd);
-  rules.model_bytes = 1U << 16U;
+  remote::RemoteRules const rules = server_rules();
   framed::Hello const expected;
   Nowhere transport;
   auto const reader = std::make_unique<framed::FrameReader>(&expected);
-  auto const end = std::make_unique<remote::ServerConnection>(server.in_process(), rules);
-  end->carried_by(transport);
+  struct Told final : remote::MessageEnd {
+    explicit Told(std::shared_ptr<remote::ServerInProcess> server, remote::RemoteRules const& rules)
+        : end(std::move(server), rules) {}
+    std::span<std::byte> payload_buffer(Message const& message) override {
+      return end.payload_buffer(message);
+    }
+    void received(Message const& message) override {
+      end.received(message);
+      read_kinds |= std::uint64_t{1} << static_cast<unsigned>(message.kind) % 64U;
+    }
+    bool next(Message& message, std::span<std::byte const>& payload) override {
+      return end.next(message, payload);
+    }
+    void gone(std::exception_ptr why) noexcept override { end.gone(why); }
+    remote::ServerConnection end;
+  };
+  auto const end = std::make_unique<Told>(server.in_process(), rules);
+  end->end.carried_by(transport);
   try {
     for (std::size_t at = 0; at < text.size();) {
       auto const space = reader->space();
@@ -176,10 +147,17 @@ int main(int argc, char** argv) {
   bool mend = false;
   return program.run(
       argc, argv,
-      [&](std::string const& text) { ++came[connection((mend = !mend) ? mended(text) : text)]; },
+      [&](std::string const& text) {
+        mend = !mend;
+        ++came[connection(mend ? mended(text, sizeof(framed::Hello)) : text)];
+      },
       [&](long long count, unsigned long long seed) {
         std::printf("%lld connections with seed %llu: %lld refused, %lld read\n", count, seed,
                     came[0], came[1]);
-        return came[0] > 0 && came[1] > 0;
+        std::uint64_t all = 0;
+        for (auto kind = static_cast<unsigned>(Kind::join);
+             kind < static_cast<unsigned>(Kind::resume); ++kind)
+          all |= std::uint64_t{1} << kind;
+        return came[0] > 0 && came[1] > 0 && (count < 10000 || (read_kinds & all) == all);
       });
 }

@@ -103,7 +103,7 @@ class ParameterStore {
       if (each.ended && each.begun.size() != 0) blocks_.give_back(std::move(each.begun));
     add_begun();
     add_up();
-    if (workers_.all_ended() && std::exchange(lacks_late_, false))  // the late part stays unchanged
+    if (workers_.all_ended() && snapshots_.complete())  // the late part stays unchanged
       std::memcpy(version(snapshots_.newest()), version(snapshots_.before_newest()), late_bytes_);
     drop_snapshots();
     if (!workers_.all_ended()) return;
@@ -138,7 +138,8 @@ class ParameterStore {
   /// @param urgent  whether the late part of the last push may be missing
   [[nodiscard]] bool ready(int worker, std::uint32_t pushes, bool urgent = false) const {
     if (rules_.adds == staleness::Adds::in_worker_order)
-      return snapshots_.has(pushes) && (urgent || !lacks_late_ || pushes < snapshots_.rounds());
+      return snapshots_.has(pushes) &&
+             (urgent || !snapshots_.partial() || pushes < snapshots_.rounds());
     if (!workers_[worker].waiting.empty()) return false;
     return workers_.have_added(pushes);
   }
@@ -242,8 +243,7 @@ class ParameterStore {
     }
     for (StoreRound round = workers_.next_round(rules_.weights, history_.total());
          round.pushes != 0; round = workers_.next_round(rules_.weights, history_.total())) {
-      bool const rest =
-          std::exchange(lacks_late_, false);  // all of it is added, including what was added before
+      bool const rest = snapshots_.complete();  // all is added, with what was added before
       std::size_t const from = rest ? snapshots_.before_newest() : snapshots_.newest();
       std::uint32_t const contains = round.before + round.pushes;
       if (rest) snapshots_.contain(contains);
@@ -259,17 +259,16 @@ class ParameterStore {
 
   /// Adds the urgent part of a round, once every worker has pushed it, of a layer late in part.
   void add_begun() {
-    if (lacks_late_) return;
+    if (snapshots_.partial()) return;
     StoreRound const round = workers_.next_round(rules_.weights, history_.total(), true);
     if (round.pushes == 0) return;
     ByteRange const urgent{late_bytes_, bytes()};
     std::size_t const from = snapshots_.newest();
-    std::size_t const to = snapshots_.add(round.before + round.pushes);
+    std::size_t const to = snapshots_.add(round.before + round.pushes, true);
     for (std::size_t n = 0; n < workers_.size(); ++n)
       if (workers_[n].begun.size() != 0)
         values_.add(workers_[n].begun.data(), from, to, rules_.weights[n] * round.scale, urgent);
     values_.step(from, to, 0, urgent);
-    lacks_late_ = true;
   }
 
   StoreRules const& rules_;
@@ -280,7 +279,6 @@ class ParameterStore {
   BlockPool blocks_;  // copies of pushes
   std::uint32_t streams_ = 0;
   std::size_t late_bytes_ = 0;  // how many of the layer's first bytes are late
-  bool lacks_late_ = false;     // the newest snapshot lacks its late part
 };
 
 }  // namespace stagger::detail

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
@@ -36,7 +37,7 @@ class Snapshots {
     std::uint32_t pushes = 0;  // pushes of all workers that it contains
   };
   [[nodiscard]] std::size_t newest() const noexcept { return kept_.back().version; }
-  /// @pre the snapshot before the newest has not been dropped
+  /// @pre the newest has been partial since it was added
   [[nodiscard]] std::size_t before_newest() const noexcept {
     return kept_[kept_.size() - 2].version;
   }
@@ -50,9 +51,11 @@ class Snapshots {
   }
 
   /// Adds a snapshot for the next round; the caller writes its values.
-  /// @param pushes  pushes that it will contain
+  /// @param pushes   pushes that it will contain
+  /// @param partial  a part of it will be written later, from the snapshot before it
   /// @return its version
-  std::size_t add(std::uint32_t pushes) {
+  std::size_t add(std::uint32_t pushes, bool partial = false) {
+    partial_ = partial;
     std::size_t slot = 0;
     if (free_.empty()) {
       slot = new_slot();
@@ -64,11 +67,16 @@ class Snapshots {
     ++rounds_;
     return slot;
   }
+  /// Whether the newest lacks a part, and so the one before it is kept.
+  [[nodiscard]] bool partial() const noexcept { return partial_; }
+  /// The newest has all parts. @return whether it lacked one
+  bool complete() noexcept { return std::exchange(partial_, false); }
   /// Corrects how many pushes the newest contains.
   void contain(std::uint32_t pushes) noexcept { kept_.back().pushes = pushes; }
   /// Drops the snapshots of fewer rounds, for which nobody will ask.
   void drop_before(std::uint32_t rounds) {
-    while (kept_.size() > rounds_ + 1 - rounds) {
+    std::size_t const most = std::max(rounds_ + 1 - rounds, partial_ ? 2U : 1U);
+    while (kept_.size() > most) {
       std::rotate(kept_.begin(), kept_.begin() + 1, kept_.end());
       free_.push_back(kept_.back().version);
       kept_.pop_back();
@@ -99,6 +107,7 @@ class Snapshots {
   List<Snapshot> kept_;     // snapshots of the last rounds
   List<std::size_t> free_;  // versions that can be reused
   std::uint32_t rounds_ = 0;
+  bool partial_ = false;
 };
 
 }  // namespace stagger::detail

@@ -315,8 +315,10 @@ TEST_CASE("parameters/ParameterStore: streams may end between the two parts of a
   StoreRules rules{Pushes::gradients, Adds::in_worker_order, detail::optimizer_call<false>(plain)};
   rules.weights.assign(2, 1.0);
 
-  for (int complete = 0; complete <= 2; ++complete) {  // workers that have pushed both parts
-    CAPTURE(complete);
+  // How many workers have pushed both parts, and whether some read the newest weights in between.
+  for (auto const& [complete, reads] :
+       {std::pair{0, false}, {1, false}, {2, false}, {0, true}, {1, true}, {2, true}}) {
+    CAPTURE(complete, reads);
     ParameterStore store(like, rules, 2);
     std::vector<double> gradient(store.bytes() / sizeof(double));
     gradient[0] = gradient[1] = -1;
@@ -329,6 +331,7 @@ TEST_CASE("parameters/ParameterStore: streams may end between the two parts of a
     for (int n : {0, 1}) store.enter(n, 0), store.begin(n);
     for (int n : {0, 1}) store.push(n, bytes, {half, store.bytes()});
     REQUIRE(store.ready(0, 1, true));
+    for (int n = 0; reads && n < 2; ++n) store.begin(n);
     for (int n = 0; n < complete; ++n) store.push(n, bytes, {0, half});
     CHECK(store.ready(0, 1) == (complete == 2));
     store.give_up();
