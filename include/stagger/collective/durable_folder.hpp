@@ -41,6 +41,7 @@ namespace stagger::collective::detail {
 struct ServerRecord {
   std::uint64_t run = 0;  ///< random; tells this run from another
   bool goes_on = false;   ///< as OnFailure::go_on
+  bool averages = false;  ///< as ServerOptions::average_changes
   int push_minibatches = 1;
   staleness::Pushes pushes{};
   staleness::Adds adds{};
@@ -51,12 +52,14 @@ struct ServerRecord {
   List<double> weights{};          ///< [workers]
   List<std::uint32_t> failures{};  ///< [workers] how many streams ended by a failure
 
+  /// By how much a worker multiplies its changes before it pushes them.
+  [[nodiscard]] double change_factor(int worker) const { return averages ? weights[worker] : 1; }
   /// @param file  a StateWriter or a StateReader
   template <class File> void keep(File& file) {
     auto pushed = static_cast<unsigned>(pushes);
     auto added = static_cast<unsigned>(adds);
     std::size_t workers = weights.size();
-    file.numbers(goes_on, push_minibatches, pushed, added, states, layers, workers);
+    file.numbers(goes_on, averages, push_minibatches, pushed, added, states, layers, workers);
     file.require(pushed <= static_cast<unsigned>(staleness::Pushes::weights_and_state) &&
                  added <= static_cast<unsigned>(staleness::Adds::in_turn) && states <= 2);
     file.require_room(workers, 16);

@@ -44,8 +44,8 @@ enum class MessageKind : std::uint16_t {
   resume,      ///< over another connection: the stream goes on; rounds: those of `newest`
   // The server sends:
   wanted = 64,  ///< the first values of all layers are wanted
-  joined,       ///< number: identifies the server's run; rounds: 1 if
-                ///< streams go on over another connection
+  joined,       ///< number: identifies the server's run; rounds: 1 if streams go on over another
+                ///< connection; payload: a double, by which the worker multiplies its changes
   refused,      ///< payload: a sentence; the connection ends
   newest,       ///< answers `read`; number: pushes of the worker so far; rounds: how many of its
                 ///< streams have failed; payload: values

@@ -36,6 +36,9 @@ class LinkInProcess final : public ParameterLink {
     client_ = server_->join(worker_, layers, digests, rules, listener);
   }
   void leave() noexcept override { server_->leave(client_); }
+  [[nodiscard]] double change_factor() const override {
+    return server_->layers().record().change_factor(worker_);
+  }
   void begin() override { server_->begin(client_); }
   std::uint32_t begin_part(std::uint32_t failures) override {
     return server_->begin(client_, failures);

@@ -50,6 +50,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     connect();
     listener_ = &listener;
   }
+  [[nodiscard]] double change_factor() const override { return told_factor(); }
 
   void leave() noexcept override {
     {
@@ -59,7 +60,6 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     }
     session_.leave();
   }
-
   /// If the connection is lost, it makes another one, since the server may have been restarted.
   void begin() override { begin_after(stagger::detail::any_failures); }
   std::uint32_t begin_part(std::uint32_t failures) override {
@@ -74,7 +74,6 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   }
 
   void read(std::size_t l, std::byte* values) override { fetch(l, values); }
-
   void push(std::size_t l, std::byte const* values, bool last) override {
     send_push(last ? MessageKind::last_push : MessageKind::push, l, values,
               {0, layers_[l].bytes()});
@@ -191,6 +190,8 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
         if (message.bytes > most_words) refuse_message(message, "is too long");
         words_.resize(message.bytes);
         return std::as_writable_bytes(std::span(words_));
+      case joined:
+        return factor_buffer(message);
       case newest:
       case answer:
       case last_answer:

@@ -86,6 +86,9 @@ class ServerConnection final : public MessageEnd {
         case MessageKind::last_answer:
           if (fetch(message, payload)) break;
           continue;
+        case MessageKind::joined:
+          payload = std::as_bytes(std::span(&change_factor_, 1));
+          break;
         default:
           break;
       }
@@ -218,6 +221,7 @@ class ServerConnection final : public MessageEnd {
                             request.digests, rules, outbox_);
     joining_ = nullptr;
     joined_ = true;
+    change_factor_ = server_->layers().record().change_factor(worker_);
     outbox_.say({.kind = MessageKind::joined,
                  .rounds = server_->layers().durable() ? 1U : 0U,
                  .number = server_->layers().run()});
@@ -258,6 +262,7 @@ class ServerConnection final : public MessageEnd {
   std::uint32_t stream_ = 0;    // the stream that the worker began last
   std::uint32_t failures_ = 0;  // earlier streams that failed
   bool late_ = false;           // layers may be late
+  double change_factor_ = 1;    // of the worker
   List<std::size_t> sizes_;     // [layers] bytes of the values
   List<ByteRange> parts_;       // [layers] the part of each layer that was requested last
   ParameterBlock received_;     // a push

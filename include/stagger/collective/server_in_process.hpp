@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <stagger/collective/clients.hpp>
+#include <stagger/collective/durable_folder.hpp>
 #include <stagger/collective/late_answers.hpp>
 #include <stagger/collective/same_workers.hpp>
 #include <stagger/collective/server_layers.hpp>
@@ -41,6 +42,9 @@ struct ServerOptions {
   /// its local steps: its share of the data. Empty: 1 / workers each. With 1 for each, every push
   /// is a full step.
   std::vector<double> weights{};
+  /// Whether changes that workers push are averaged: each worker multiplies its own by its weight
+  /// before it pushes them. Otherwise they are summed, as in HetPipe.
+  bool average_changes = false;
   /// Whether the server records what it does with each layer, for ParameterServer::log. The memory
   /// for that grows with each push.
   bool log = false;
@@ -81,6 +85,11 @@ using stagger::detail::VersionTag;
   if (weights.empty())
     weights.assign(static_cast<std::size_t>(options.workers), 1.0 / options.workers);
   return weights;
+}
+[[nodiscard]] [[gnu::cold]] inline ServerRecord record_of(ServerOptions const& options) {
+  return {.goes_on = options.on_failure == OnFailure::go_on,
+          .averages = options.average_changes,
+          .weights = weights_of(options)};
 }
 
 inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds, bool ready) {
@@ -131,8 +140,7 @@ class ServerInProcess {
   explicit ServerInProcess(ServerOptions const& options, int processes = 1)
       : options_(possible(options)),
         clients_(options.workers, processes),
-        layers_(options.shards, weights_of(options), options.log,
-                options.on_failure == OnFailure::go_on, options.durable) {}
+        layers_(options.shards, record_of(options), options.log, options.durable) {}
 
   /// @param digests  [layers] of the first values, which `layers` has only if they are wanted
   /// @return  the number of the client, which it passes to all further calls

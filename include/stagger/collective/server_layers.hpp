@@ -68,19 +68,17 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
 class ServerLayers {
  public:
   /// @param shards   >= 1
-  /// @param weights  [workers]
+  /// @param options  those of the run
   /// @param log      whether layers record their history
-  /// @param goes_on  whether the other workers go on without one that fails
   /// @param folder   empty: none
   /// @throws Error   mismatch for a folder with another run, bad_data for one that is damaged, io
   ///                 if it cannot be used
-  ServerLayers(int shards, List<double> weights, bool log, bool goes_on, std::string const& folder)
-      : shards_(shards) {
+  ServerLayers(int shards, ServerRecord options, bool log, std::string const& folder)
+      : shards_(shards), record_(std::move(options)) {
     store_rules_.log = log;
     record_.run = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32U;
-    record_.goes_on = goes_on;
-    record_.failures.assign(weights.size(), 0);
-    record_.weights = store_rules_.weights = std::move(weights);
+    record_.failures.assign(record_.weights.size(), 0);
+    store_rules_.weights = record_.weights;
     if (folder.empty()) return;
     folder_ = std::make_unique<DurableFolder>(folder);
     if (folder_->holds_run()) restore();
@@ -172,6 +170,7 @@ class ServerLayers {
     layers_[l]->enter(worker, process);
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
+  [[nodiscard]] ServerRecord const& record() const noexcept { return record_; }
 
   /// The slowest other worker in the layers that a worker waits for, as text; or empty.
   /// @param asks  [layers] what the worker has asked for
@@ -283,6 +282,9 @@ class ServerLayers {
                   record_.weights.size()));
     if (!std::equal(found.weights.begin(), found.weights.end(), record_.weights.begin()))
       refuse("with other weights for its workers");
+    if (found.averages != record_.averages)
+      refuse(found.averages ? "whose workers average their changes"
+                            : "whose workers sum up their changes");
     if (found.goes_on != record_.goes_on) refuse("that does something else when a worker fails");
     record_ = std::move(found);
     rules_ = rules_of(record_);

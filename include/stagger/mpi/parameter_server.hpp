@@ -35,6 +35,7 @@ namespace stagger::mpi {
 struct ServerOptions {
   int workers = 1;                ///< as in collective::ServerOptions
   std::vector<double> weights{};  ///< likewise
+  bool average_changes = false;   ///< likewise
   bool log = false;               ///< likewise
   /// [layers] the process that keeps each, as placement::Local{}.layer_nodes() answers. Empty: one
   /// after the other, as placement::RoundRobin over all processes.
@@ -146,6 +147,7 @@ class ParameterServer {
         collective::ServerOptions{.workers = options_.workers,
                                   .shards = locks,
                                   .weights = options_.weights,
+                                  .average_changes = options_.average_changes,
                                   .log = options_.log},
         world.size());
     parts_->connections = std::make_shared<detail::Connections>(
@@ -161,6 +163,7 @@ class ParameterServer {
     for (int const process : options_.layer_processes) processes += text(process, " ");
     return {{"ServerOptions::workers", std::to_string(options_.workers)},
             {"ServerOptions::weights", weights},
+            {"ServerOptions::average_changes", options_.average_changes ? "true" : "false"},
             {"ServerOptions::layer_processes", processes},
             collective::detail::optimizer_fact(rules.optimizer),
             {"the staleness model that sends layers late",

@@ -109,7 +109,7 @@ class LayerShape {
   void add_values(std::byte* sum, std::byte const* more) const noexcept {
     each_element(sum, {}, [](auto to, auto from) { return to + from; }, more);
   }
-  /// Likewise for a part of the layer; `more` is multiplied by `scale`.
+  /// Adds as add_values() does to a part of the layer; `more` is multiplied by `scale`.
   void add_scaled(std::byte* sum, std::byte const* more, double scale,
                   ByteRange part = {}) const noexcept {
     each_element(

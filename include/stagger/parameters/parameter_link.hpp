@@ -80,6 +80,8 @@ class ParameterLink {
   virtual void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
                     ParameterListener& listener) = 0;
   virtual void leave() noexcept = 0;
+  /// By how much the worker multiplies its changes before it pushes them. Called after `join`.
+  [[nodiscard]] virtual double change_factor() const { return 1; }
 
   /// Begins a stream.
   virtual void begin() = 0;

@@ -251,9 +251,13 @@ TEST_CASE("collective/RemoteLink: nothing is repeated a second time", "[collecti
   a.wire->lost = Kind::pushed;
   a.push(1);
   a.wire->carry_all();
+  double const factor = 1;
   Wire::deliver(*a.wire->worker,
-                {.kind = Kind::joined, .rounds = 1, .number = server.in_process->layers().run()},
-                {});
+                {.kind = Kind::joined,
+                 .rounds = 1,
+                 .number = server.in_process->layers().run(),
+                 .bytes = sizeof(double)},
+                std::as_bytes(std::span(&factor, 1)));
   a.wire->carry_all();
   CHECK(pushes() == 1);
 }

@@ -97,6 +97,17 @@ class RemoteStream {
     if (message.layer >= layers_.size()) refuse_message(message, "names no layer");
     return layers_[message.layer];
   }
+  /// The memory into which the payload of `joined` is received.
+  [[nodiscard]] std::span<std::byte> factor_buffer(Message const& message) {
+    if (message.bytes != sizeof(factor_)) refuse_message(message, "has not one number");
+    return std::as_writable_bytes(std::span(&factor_, 1));
+  }
+  /// What was received there. @throws Error  bad_data
+  [[nodiscard]] double told_factor() const {
+    if (factor_ > 0 && factor_ <= 1) return factor_;
+    raise(Errc::bad_data, session_.name(), " lets its workers multiply changes by ", factor_,
+          "; let both ends run one version of one program");
+  }
   /// The memory into which the payload of `choice` or `scores` is received.
   [[nodiscard]] std::span<std::byte> choice_buffer(Message const& message) {
     if (message.bytes != (message.kind == MessageKind::choice ? (layers_.size() + 7) / 8
@@ -134,6 +145,9 @@ class RemoteStream {
   std::vector<double> scores_;  // [layers] or which of them are late, if any may be
   bool choice_asked_ = false;   // and not arrived yet
   StreamProgress stream_;
+
+ private:
+  double factor_ = 1;  // of changes
 };
 
 }  // namespace stagger::collective::detail

@@ -43,7 +43,7 @@ class OverlappedExchange final : public ServerExchange {
   ~OverlappedExchange() override { leave(); }
 
   void begin_step() override {
-    if (program_->training) require_agreed();
+    if (program_->training) agreed().require(machine_, staleness_);
     if (open()) steps_ = known_ = 0;
     bool const asks = program_->training && known_ != steps_;
     for (std::size_t c = 0; c < cells_.size(); ++c) {

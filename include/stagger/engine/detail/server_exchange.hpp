@@ -90,12 +90,19 @@ inline void scale_gradients(LayerParameters const& layer, double scale) noexcept
   if (scale != 1) layer.scale_values(layer.stored().gradients.data(), scale);
 }
 
-/// The numbers of a worker's optimizer when it joined.
+/// The numbers of a worker's optimizer when it joined, and what the server has said of its changes.
 class AgreedOptimizer {
  public:
   AgreedOptimizer() = default;
-  [[gnu::cold]] explicit AgreedOptimizer(Machine const& machine)
-      : digest_(machine.optimizer_digest()), words_(words_of(machine)) {}
+  [[gnu::cold]] AgreedOptimizer(Machine const& machine, double change_factor)
+      : digest_(machine.optimizer_digest()),
+        words_(words_of(machine)),
+        change_factor_(change_factor) {}
+
+  /// Multiplies a change that the optimizer has made by the worker's share, if changes are averaged.
+  void share(LayerParameters const& layer, std::byte* change) const noexcept {
+    if (change_factor_ != 1) layer.scale_values(change, change_factor_);
+  }
 
   /// Refuses numbers that were changed, if it is the server's optimizer that takes the steps.
   void require(Machine const& machine, StalenessModel const& staleness) const {
@@ -113,6 +120,7 @@ class AgreedOptimizer {
   }
   std::uint64_t digest_ = 0;
   std::string words_;
+  double change_factor_ = 1;
 };
 
 /// The exchange of one worker. Its link is open from the beginning of a stream to its end; for
@@ -162,7 +170,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     if (machine_.model.grouped != nullptr) rules.shared = machine_.model.grouped->description;
     link_->join({layers.data(), layers.size()}, rules, *this);
     joined_ = true;
-    agreed_ = AgreedOptimizer(machine_);
+    agreed_ = AgreedOptimizer(machine_, link_->change_factor());
   }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
   [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
@@ -175,7 +183,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
 
  protected:
-  static constexpr int looked_at = 256;  // minibatches for which a staleness model is checked
   struct CellLayers {
     std::size_t first = 0;
     std::size_t count = 0;     // 0 if another rank or process exchanges the stage
@@ -202,7 +209,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     link_->leave();
   }
 
-  void require_agreed() const { agreed_.require(machine_, staleness_); }
+  [[nodiscard]] AgreedOptimizer const& agreed() const noexcept { return agreed_; }
   /// Opens the link, unless it is open. Where this throws, close() must follow.
   /// @return whether it was closed
   bool open() {

@@ -30,7 +30,7 @@ class StepExchange : public ServerExchange {
 
   void begin_step() override {
     if (!program_->training) return;
-    require_agreed();
+    agreed().require(machine_, staleness_);
     if (open()) {
       steps_ = 0;
       rounds_ = 0;
@@ -136,13 +136,17 @@ class StepExchange : public ServerExchange {
   }
   /// Makes the changes of this step, from the weights that it saw.
   void change(CellLayers const& cell, double gradient_scale) {
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
-      if (machine_.model.counted(l))
-        machine_.model.optimizer.change(
-            machine_.optimizer(), machine_.parameters()[l],
-            {gradient_scale, machine_.steps() + 1, 0, 1 + made() % kept_});
-      else
-        machine_.parameters()[l].zero_gradients();
+    std::size_t const slot = 1 + made() % kept_;
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+      LayerParameters& own = machine_.parameters()[l];
+      if (!machine_.model.counted(l)) {
+        own.zero_gradients();
+        continue;
+      }
+      machine_.model.optimizer.change(machine_.optimizer(), own,
+                                      {gradient_scale, machine_.steps() + 1, 0, slot});
+      agreed().share(own, own.stored().values[slot].data());
+    }
   }
 
   /// Refuses a staleness model that takes a mean, unless it is known to when compiled.
@@ -164,6 +168,7 @@ class StepExchange : public ServerExchange {
       raise(Errc::bad_configuration,
             "a mean of weights is taken once all workers have pushed theirs; let the staleness "
             "model add in the order of workers");
+    constexpr int looked_at = 256;  // minibatches for which the model is checked
     for (int m = 0; m < looked_at; ++m) {
       int const needs = model.needs(model.policy, m);
       int const made = m / model.push_minibatches;

@@ -185,7 +185,8 @@ class StreamExchange final : public ServerExchange {
       LayerParameters& own = layer(cells_[in.cell], l);
       machine.change(own, in);
       ParameterBlock& sum = push_block(in.cell, number / per_push, l);
-      std::byte const* const made = own.stored().values[in.next_version].data();
+      std::byte* const made = own.stored().values[in.next_version].data();
+      agreed().share(own, made);
       if (number % per_push != 0)
         own.add_values(sum.data(), made);
       else if (sum.size() != 0)

@@ -120,6 +120,12 @@ class ShardedLink final : public ParameterLink {
     }
     --server_->here;
   }
+  [[nodiscard]] double change_factor() const override {
+    double factor = 1;
+    for (auto const& part : parts_)
+      if (part != nullptr) factor = part->change_factor();  // the same in all
+    return factor;
+  }
 
   void begin() override {
     if (merger_ != nullptr) merger_->begin();

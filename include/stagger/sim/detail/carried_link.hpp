@@ -62,6 +62,7 @@ class CarriedLink final : public ParameterLink,
     drop();
     link_->leave();
   }
+  [[nodiscard]] double change_factor() const override { return link_->change_factor(); }
 
   void begin() override {
     drop();
