@@ -361,6 +361,8 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
   CHECK_THAT(opened({.workers = 2, .weights = {0.5, 0.25}}), Contains("with other weights"));
   CHECK_THAT(opened({.workers = 2, .on_failure = OnFailure::go_on}),
              Contains("something else when a worker fails"));
+  CHECK_THAT(opened({.workers = 2, .average_changes = true}),
+             Contains("whose workers sum up their changes"));
   CHECK_THAT(opened({.workers = 2, .log = true}), Contains("keeps no log there"));
   auto const joined = [&](std::vector<LayerParameters> const& layers_of_all,
                           WorkerRules const& made) {

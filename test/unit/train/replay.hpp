@@ -38,6 +38,14 @@ struct LayerReplay {
       if (event.kind == ServerEvent::Kind::taken)
         takes[static_cast<std::size_t>(event.worker)].push_back(event.pushes);
   }
+  /// How many of a worker's pushes are among the first so many of all.
+  [[nodiscard]] std::size_t own(std::size_t worker, std::size_t pushes) const {
+    std::size_t count = 0;
+    for (ServerEvent const& event : log)
+      count += event.kind == ServerEvent::Kind::added && event.pushes < pushes &&
+               static_cast<std::size_t>(event.worker) == worker;
+    return count;
+  }
   /// Calls `each(pushes of all)` for what a worker took that contained so many of its own pushes.
   template <class Each> void each_taken(std::size_t worker, std::size_t own, Each each) const {
     std::size_t count = 0;
