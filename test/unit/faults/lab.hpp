@@ -82,7 +82,8 @@ class Lab final : public World, private sim::EventTarget {
  public:
   explicit Lab(std::uint64_t seed)
       : random_(seed),
-        model_(seed % 8 == 3 ? draw_late_model(random_, seed % 16 == 3) : draw_model(random_)),
+        model_(seed % 8 == 3 ? draw_late_model(random_, seed % 16 == 3)
+                             : draw_model(random_, seed)),
         durable_(seed % 8 == 7) {
     bool const weighed = model_.pushes != Pushes::changes;
     go_on_ = random_.one_in(2) && model_.late == nullptr;
@@ -309,10 +310,11 @@ class Lab final : public World, private sim::EventTarget {
   /// Whether all workers have the server's weights when they have done their work.
   [[nodiscard]] bool same_in_the_end() const {
     if (model_.streams) return true;
+    int const planned = workers_[0]->planned();
     for (auto const& worker : workers_)
-      if (worker->planned() != workers_[0]->planned() || worker->planned() % model_.per_push != 0)
-        return false;
-    return model_.adds == Adds::in_worker_order;
+      if (worker->planned() != planned || planned % model_.per_push != 0) return false;
+    return model_.adds == Adds::in_worker_order &&
+           model_.needs(planned) == planned / model_.per_push;
   }
   [[nodiscard]] bool over() const {
     auto const ended = [](auto const& each) { return each->over(); };

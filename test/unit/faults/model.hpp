@@ -78,18 +78,24 @@ struct Model {
   }
 };
 
-[[nodiscard]] inline Model draw_model(Random& random) {
+[[nodiscard]] inline Model draw_model(Random& random, std::uint64_t seed) {
   namespace staleness = stagger::staleness;
   using stagger::text;
+  Random more(seed ^ 0x9e3779b97f4a7c15U);  // so that seeds of the other models draw what they did
+  auto const pushes = more.one_in(2) ? Pushes::changes : Pushes::gradients;
+  char const* const pushed = pushes == Pushes::changes ? ", changes" : "";
   int const which = random.from_to(0, 6);
   if (which == 0)
     return {"bsp", Adds::in_worker_order,   Pushes::gradients, false,
             1,     [](int m) { return m; }, nullptr,           nullptr};
-  if (which == 1) return Model::of("asp", staleness::Asynchronous{});
+  if (which == 1) return Model::of(text("asp", pushed), staleness::Asynchronous{pushes});
   if (which == 2) return Model::of("r2sp", staleness::RoundRobinSynchronous{});
   if (which == 3) {
     int const bound = random.from_to(0, 3);
-    return Model::of(text("ssp(", bound, ")"), staleness::StaleSynchronous{bound});
+    bool const exact = pushes == Pushes::changes && more.one_in(2);
+    return Model::of(text("ssp(", bound, exact ? ", exact" : "", ")", pushed),
+                     staleness::StaleSynchronous{bound, pushes,
+                                                 exact ? Adds::in_worker_order : Adds::on_arrival});
   }
   if (which == 4) {
     int const period = random.from_to(1, 3);

@@ -336,20 +336,25 @@ class Worker final : public Sleeper,
 
   /// As StepExchange. Steps that were taken in an attempt that failed are not taken again.
   void steps() {
+    std::uint32_t rounds = 0;
     for (int step = 0; minibatches_ > 0; ++step, --minibatches_) {
       compute();
       if ((step + 1) % model_.per_push != 0) continue;
+      std::uint32_t const before = std::exchange(rounds, std::max(rounds, needs(step + 1)));
+      // Of a round that it has, it adds its own later changes itself.
+      bool const asks = rounds != before || model_.adds != Adds::in_worker_order;
       // A stage pushes and asks when its last backward pass has ended, a group's members when they
       // have added up, on ranks that others do not wait for.
       for (std::size_t part = parts, last = layers_.size(); part-- > 0;) {
         std::size_t const first = layers_.size() * part / parts;
         if (part + 1 != parts) pass(compute_s / 4), require_stream();
         for (std::size_t l = last; l-- > first;) push(l, false);
-        ask(needs(step + 1), first, last);
+        if (asks) ask(rounds, first, last);
         last = first;
       }
+      if (!asks) continue;
       await();
-      take(needs(step + 1));
+      take(rounds);
     }
   }
   /// As OverlappedExchange, of one stage.
