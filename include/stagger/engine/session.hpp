@@ -56,6 +56,10 @@ class Session : public StepOwner {
   /// The program for so many microbatches; it is laid out on the first call.
   /// @throws Error  bad_configuration for 0, or for a number that the schedule does not allow
   virtual std::shared_ptr<Program const> program(std::size_t microbatches, bool training) = 0;
+  /// The training program, which is kept until the next call.
+  [[nodiscard]] Program const& shown_program(std::size_t microbatches) {
+    return *(shown_ = program(microbatches, true));
+  }
   /// Makes the training program for so many microbatches the next one to run.
   virtual void make_ready(std::size_t microbatches) = 0;
 
@@ -77,6 +81,9 @@ class Session : public StepOwner {
   int positions_ = 0;           // rows of the schedule's table
   std::size_t ranks_ = 0;       // ranks that compute
   std::uint32_t requests_ = 0;  // requested steps and preparations, begun or not
+
+ private:
+  std::shared_ptr<Program const> shown_;
 };
 
 /// Queries of a trainer. A template, so that a program compiles only those that it uses.

@@ -171,11 +171,9 @@ class Trainer {
   /// Lays out and allocates for so many microbatches now instead of in the first step.
   void prepare(std::size_t microbatches) { session_->make_ready(microbatches); }
 
-  /// The training program for so many microbatches: slots, signals, peak in flight. If gradient
-  /// groups are chosen again, a later step may replace it.
-  Program const& program(std::size_t microbatches) {
-    return *session_->program(microbatches, true);
-  }
+  /// The training program for so many microbatches: slots, signals, peak in flight. Valid until the
+  /// next call; if gradient groups are chosen again, a later step may run another one.
+  Program const& program(std::size_t microbatches) { return session_->shown_program(microbatches); }
 
   /// The optimizer; its numbers may be changed between steps.
   [[nodiscard]] Optimizer& optimizer() noexcept { return *optimizer_; }

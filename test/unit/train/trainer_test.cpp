@@ -91,6 +91,30 @@ TEST_CASE(
     CHECK(train.parameters()[i].values<double>()[0] == one.parameters()[i].values<double>()[0]);
 }
 
+TEST_CASE(
+    "train/Trainer: a program that was asked for stays, however many others the trainer makes",
+    "[train]") {
+  auto train =
+      sg::Pipeline{model()}.with(sg::partition::Even{2}, Loss{}, optimizer(), sg::host::Threads{1});
+  sg::Program const& program = train.program(3);
+  sg::Program const before = program;
+  for (int microbatches = 4; microbatches < 24; ++microbatches) {
+    auto const data = batch(0, microbatches, true);
+    static_cast<void>(sg::run(train.step(data)));
+    static_cast<void>(sg::run(train.evaluate(data)));
+  }
+  auto moved = std::move(train);
+  CHECK(program.microbatches == 3);
+  REQUIRE(program.ranks.size() == before.ranks.size());
+  for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+    REQUIRE(program.ranks[r].code.size() == before.ranks[r].code.size());
+    for (std::size_t i = 0; i < program.ranks[r].code.size(); ++i) {
+      CHECK(program.ranks[r].code[i].op == before.ranks[r].code[i].op);
+      CHECK(program.ranks[r].code[i].microbatch == before.ranks[r].code[i].microbatch);
+    }
+  }
+}
+
 TEST_CASE("train/Trainer: schedule, cuts, placement, grouping and device are chosen at run time",
           "[train]") {
   auto const cut = sg::partition::Even{4};
