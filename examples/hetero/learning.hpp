@@ -81,6 +81,7 @@ struct Look {
   std::uint64_t bits = 0;  ///< a digest of all parameters
 };
 
+/// Different for weights that differ in a bit, but for an accident.
 template <class Trainer> std::uint64_t bits_of(Trainer& train) {
   std::uint64_t digest = 0;
   for (auto const& parameter : train.parameters())
