@@ -91,10 +91,9 @@ inline void add(Numbers& sum, Numbers const& more) {
 }
 
 /// An optimizer without its delays.
-inline sg::optimizer::AdamW const& at_once(sg::optimizer::AdamW const& optimizer) {
+template <class Optimizer> Optimizer const& at_once(Optimizer const& optimizer) {
   return optimizer;
 }
-inline sg::optimizer::Sgd const& at_once(sg::optimizer::Sgd const& optimizer) { return optimizer; }
 
 /// One worker of the oracle: what it has made so far, of each layer.
 template <class Optimizer> struct OracleWorker {
@@ -303,6 +302,7 @@ struct SlowSgd : sg::optimizer::Sgd {
     Sgd::change(view, scale, step);
   }
 };
+inline sg::optimizer::Sgd const& at_once(SlowSgd const& optimizer) { return optimizer; }
 
 inline sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
 inline sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9, .weight_decay = 0.01};
