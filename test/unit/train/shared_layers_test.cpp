@@ -354,7 +354,7 @@ TEST_CASE("train/describe: an input run forward gives every activation in bytes"
   std::size_t const values[] = {7, 12, 12, 9, 11, 11, 10};
   for (unsigned pattern = 0; pattern < 16; ++pattern)
     for (int const members : {1, 2, 3})
-      for (std::size_t const rows : {3, 7}) {
+      for (std::size_t const rows : {3U, 7U}) {
         auto train =
             pipeline<double>(sg::host::Threads{1}, {.pattern = pattern, .members = members});
         auto const minibatch = batch<double>(0, 1, rows);
@@ -368,7 +368,8 @@ TEST_CASE("train/describe: an input run forward gives every activation in bytes"
             all += sg::partition::activation_bytes_of(chain.plan, chain.layers, l, m, 5);
           // Members that have all rows of their group have them all, unless each has some columns.
           bool const again = chain.plan.layers[l].gives == sg::partition::Held::whole;
-          CHECK(all == values[l] * sizeof(double) * 5 * members * (again ? members : 1));
+          auto const ranks = static_cast<std::size_t>(members);
+          CHECK(all == values[l] * sizeof(double) * 5 * ranks * (again ? ranks : 1));
         }
         CHECK(train.steps() == 0);
       }
