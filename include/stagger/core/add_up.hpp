@@ -48,11 +48,9 @@ void add_two(T* __restrict sum, T const* __restrict a, T const* __restrict b,
           Vector left, right;
           std::memcpy(&left, a + i, sizeof left);
           std::memcpy(&right, b + i, sizeof right);
-          asm volatile("movntps %1, %0"
-                       : "=m"(*reinterpret_cast<Vector*>(sum + i))
-                       : "x"(left + right));
+          asm volatile("movntps %1, (%0)" : : "r"(sum + i), "x"(left + right) : "memory");
         }
-      asm volatile("sfence" : : : "memory");  // these writes are not ordered with others
+      finish_past_caches();
     }
 #endif
   constexpr std::size_t block = 256;  // a constant, as in add_up

@@ -97,6 +97,7 @@ template <class U> struct Columns<Tensor<U>> {
       from[s] = {value.data() + sources[s].first.rows * theirs + sources[s].first.columns, theirs};
       contiguous = contiguous && sources[s].columns == stride && theirs == stride;
     }
+    bool const large = rows * stride * sizeof(U) >= (4U << 20);  // for the caches
     std::size_t const at_once = contiguous ? rows : 1;
     for (std::size_t r = 0; r < rows; r += at_once)
       for (std::size_t s = 0; s < count;) {
@@ -112,11 +113,14 @@ template <class U> struct Columns<Tensor<U>> {
         std::size_t const size = at_once * source.columns;
         if (source.adds)
           add_up(sum, terms.data(), n, size);
-        else if (n == 1)
-          copy_row(sum, terms[0], size);
-        else
+        else if (n != 1)
           add_terms(sum, terms.data(), n, size);
+        else if (large)
+          copy_past_caches(sum, terms[0], size);
+        else
+          copy_row(sum, terms[0], size);
       }
+    if (large) finish_past_caches();
   }
 };
 

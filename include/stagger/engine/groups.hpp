@@ -269,13 +269,16 @@ struct GroupExchange {
                                      RowSource& source) {
     RowUse const& use = forward ? edge.forward : edge.backward;
     source.adds = use.adds;
+    int const members = static_cast<GroupedModel const&>(*machine.model.grouped).divided.members;
+    source.members = static_cast<std::size_t>(members);
+    source.member = static_cast<std::size_t>(machine.run.program->cells[source.cell].member);
     source.blocks =
         blocks_of(*machine.run.cells[edge.from].back->ops, *machine.run.cells[edge.to].front->ops);
     if (use.part == TakenPart::all) return;
     Cell const& holder = holder_of_columns(machine.run.program->cells, edge);
     if (use.part == TakenPart::kept) {
       source.share = holder.member;
-      source.shares = static_cast<GroupedModel const&>(*machine.model.grouped).divided.members;
+      source.shares = members;
       return;
     }
     bool const puts = use.part == TakenPart::put;
@@ -299,7 +302,8 @@ struct GroupExchange {
       refuse_columns(gets, others);
     std::size_t const place = source.shares != 0 ? columns.first : source.at.first;
     Block const first{first_row, columns.first};
-    blocks.add(ops, to, at, {from, first, place, columns.size(), source.adds});
+    blocks.add(ops, to, at, at.count() * source.member / source.members,
+               {from, first, place, columns.size(), source.adds});
   }
 
   /// Counts what an instruction takes from other members, as one message from each of them.

@@ -111,6 +111,8 @@ struct RowSource {
   std::size_t gets = 0;               // columns of the taker's value
   int share = 0;                      // of the columns, however many there are
   int shares = 0;                     // of which one is taken; 0: see above
+  std::size_t member = 0;             // the taker
+  std::size_t members = 1;            // of its group
 
   /// The columns that are taken of a value with so many.
   [[nodiscard]] IndexRange columns(std::size_t all) const noexcept {
@@ -123,16 +125,24 @@ struct RowSource {
 struct TakenBlocks {
   ColumnOps const* ops = nullptr;  // null: there are none
   RowRange rows{};                 // of the taker's value
+  std::size_t start = 0;           // the row of these that is taken first: another for each member,
+      // since cores that read the same memory at a time hinder each other
   std::size_t count = 0;
   std::array<BlockSource, BlockSource::most> sources;
-  void add(ColumnOps const& of, void* to, RowRange at, BlockSource const& source) {
+  void add(ColumnOps const& of, void* to, RowRange at, std::size_t begin,
+           BlockSource const& source) {
     if (count == BlockSource::most || rows != at) take(to);
     ops = &of;
     rows = at;
+    start = begin;
     sources[count++] = source;
   }
   void take(void* to) {
-    if (count != 0) ops->take(to, rows.first, rows.count(), sources.data(), count);
+    if (count == 0) return;
+    for (std::size_t s = 0; s < count; ++s) sources[s].first.rows += start;
+    ops->take(to, rows.first + start, rows.count() - start, sources.data(), count);
+    for (std::size_t s = 0; s < count; ++s) sources[s].first.rows -= start;
+    if (start != 0) ops->take(to, rows.first, start, sources.data(), count);
     count = 0;
   }
 };

@@ -36,8 +36,8 @@ template <class T> void check_terms(std::size_t count, std::size_t size, std::si
 TEMPLATE_TEST_CASE("core/add_terms: adds from the left, and writes nothing else", "[core]", float,
                    double, int) {
   std::size_t const mebibyte = (1U << 20) / sizeof(TestType);
-  std::size_t const size =
-      GENERATE_COPY(0, 1, 255, 256, 257, 5000, mebibyte - 1, mebibyte, mebibyte + 19);
-  std::size_t const off = GENERATE(0, 1, 3);
+  std::size_t const size = GENERATE_COPY(std::size_t{0}, 1U, 255U, 256U, 257U, 5000U, mebibyte - 1,
+                                         mebibyte, mebibyte + 19);
+  std::size_t const off = GENERATE(std::size_t{0}, 1U, 3U);
   for (std::size_t count = 2; count <= 4; ++count) check_terms<TestType>(count, size, off);
 }

@@ -94,14 +94,20 @@ TEST_CASE("core/Columns: blocks are taken element by element, in the order of th
   }
 }
 
-TEST_CASE("core/copy_row: copies of any length, and nothing beside them", "[core]") {
-  for (std::size_t size = 0; size < 1100; size += size < 520 ? 1 : 7) {
-    std::vector<std::uint8_t> from(size);
-    for (std::size_t i = 0; i < size; ++i) from[i] = static_cast<std::uint8_t>(i * 7 + 1);
-    std::vector<std::uint8_t> to(size + 2, 0);
-    sg::detail::copy_row(to.data() + 1, from.data(), size);
-    REQUIRE(to.front() == 0);
-    REQUIRE(to.back() == 0);
-    REQUIRE(std::equal(from.begin(), from.end(), to.begin() + 1));
+TEST_CASE("core/Columns: the columns of a large tensor come from two others", "[core]") {
+  std::size_t const rows = 1031, half = 512;  // more than 4 MiB
+  sg::Tensor<float> left({rows, half}), right({rows, half}), whole({rows, 2 * half});
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    left[i] = static_cast<float>(i);
+    right[i] = -static_cast<float>(i) - 1;
   }
+  BlockSource const sources[] = {{&left, {}, 0, half, false}, {&right, {}, half, half, false}};
+  sg::detail::Columns<sg::Tensor<float>>::take(whole, 0, rows, sources, 2);
+  std::size_t wrong = 0;
+  for (std::size_t r = 0; r < rows; ++r)
+    for (std::size_t c = 0; c < half; ++c) {
+      wrong += whole[r * 2 * half + c] != left[r * half + c];
+      wrong += whole[r * 2 * half + half + c] != right[r * half + c];
+    }
+  CHECK(wrong == 0);
 }
