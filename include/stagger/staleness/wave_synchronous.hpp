@@ -4,6 +4,7 @@
 ///         once per wave.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 5.
 
+#include <stagger/core/error.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/staleness/policy.hpp>
 
@@ -26,6 +27,14 @@ struct WaveSynchronous {
   /// it needs, so that the bits do not depend on timing.
   Adds adds = Adds::on_arrival;
 
+  void check() const {
+    if (in_flight < 1)
+      raise(Errc::bad_configuration, "a wave of ", counted(in_flight, "minibatch"),
+            " cannot be pushed; let WaveSynchronous::in_flight be at least 1");
+    if (distance < 0)
+      raise(Errc::bad_configuration, "a worker cannot be ", distance,
+            " waves ahead of the slowest; let WaveSynchronous::distance be at least 0");
+  }
   [[nodiscard]] constexpr int microbatches() const noexcept { return 1; }
   [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {
     int const own = minibatch + 1 - in_flight;

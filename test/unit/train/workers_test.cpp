@@ -390,6 +390,15 @@ TEST_CASE("train/ParameterServer: refuses models that cannot be", "[train]") {
   REQUIRE_THROWS_WITH(stepping(mean, server, 0, sgd),
                       Catch::Matchers::Contains("take staleness::LocalSgd, or let the model push "
                                                 "gradients or changes"));
+  auto const streaming = [&](int in_flight, sg::staleness::WaveSynchronous const& model) {
+    return sg::Pipeline{sg::Sequential{std::vector<Layer>{Layer(0), Layer(1)}}}.with(
+        sg::schedule::Fifo{.in_flight = in_flight}, model, server.worker(0), Loss{}, sgd,
+        sg::host::Threads{2});
+  };
+  REQUIRE_THROWS_WITH(streaming(1, {.in_flight = 0}),
+                      Catch::Matchers::Contains("a wave of 0 minibatches cannot be pushed"));
+  REQUIRE_THROWS_WITH(streaming(2, {.in_flight = 2, .distance = -1}),
+                      Catch::Matchers::Contains("a worker cannot be -1 waves ahead"));
   auto const clipping = [&](auto const&... model) {
     return sg::Pipeline{sg::Sequential{std::vector<Layer>{Layer(0), Layer(1)}}}.with(
         model..., server.worker(0), Loss{}, sgd, sg::host::Threads{2}, sg::Options{.clip_norm = 1});
