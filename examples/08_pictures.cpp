@@ -4,10 +4,14 @@
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/08_pictures.cpp -pthread
 // Run:    ./pictures [FOLDER]     (default: the current folder; docs/pictures updates the pages)
-// Prints: the names of the files, which are the same on every machine, byte for byte
+// Prints: the names of the files, which are the same on every machine, byte for byte, and the split
+//         network as text
 // expect: schedules\.svg
 // expect: run\.svg
 // expect: split\.svg
+// expect: 2 +- +- +- +- +1024 -> 256 +- +614\.4 +262400 +4096
+// expect: 2 +modulo +16384 +16384 +16384 +16384 +1024 -> 256 +outputs +614\.4 +131200 +4096
+// expect: 6 +collect +4096 +4096 +- +- +256 -> 4 +- +11\.8 +1028 +128
 #include <cstdio>
 #include <string>
 #include <tuple>
@@ -93,4 +97,7 @@ int main(int argc, char** argv) {
       folder + "split.svg",
       report::svg({split, layers}, 16, {.width = 720, .theme = report::SvgTheme::automatic}));
   std::printf("%ssplit.svg\n", folder.c_str());
+  std::printf("On one rank:\n%s\nMember 0 of 2:\n%s",
+              report::table({sg::partition::plan_split(layers, {}), layers}, 0, 16).c_str(),
+              report::table({split, layers}, 0, 16).c_str());
 }

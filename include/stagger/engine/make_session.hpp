@@ -132,9 +132,9 @@ template <class Device>
           "; use a positive norm");
   if (setup.groups.ops != nullptr && (setup.groups.members != 1 || setup.groups.each_pass)) {
     if constexpr (!Device::traits.shares_layers)
-      raise(Errc::bad_configuration,
-            "this device cannot run groups of ranks that share layers; use host::Threads or "
-            "mpi::Processes, or leave partition::LayerSplit out");
+      raise(Errc::bad_configuration, "this device cannot run groups of ", setup.groups.members,
+            " ranks that share layers; use host::Threads, mpi::Processes or sim::VirtualClock, or "
+            "leave partition::LayerSplit out");
     setup.division = setup.groups.ops->divide(setup, layers);
     if (setup.division->table_stages != 0) setup.grouped = setup.division;
   }
