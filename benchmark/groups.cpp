@@ -10,19 +10,27 @@
 //   copy       one memcpy on each of 2 threads at once, from the vector that the other has just
 //              written, of n bytes; for a sum, which reads two vectors and writes one, of 3/2 n, so
 //              that as many bytes are read and written. Measurements of both alternate
+//   memory     heap allocations of steps of examples/vgg, and the bytes of activations under GPipe
+//              over those under 1F1B
 // The rows compare medians.
+
+#include "support/counted_allocation.hpp"
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping.hpp>
 #include <stagger/engine/groups.hpp>
 #include <stagger/partition/layer_split.hpp>
+#include <stagger/schedule/named.hpp>
 #include <stagger/stagger.hpp>
 
 #include "support/copies.hpp"
@@ -155,6 +163,65 @@ void measure_exchange(benchmark::State& state, bool sum, std::size_t bytes) {
   }
 }
 
+/// A pipeline of one stage and a group of `members`, which sums each layer's gradients on its own.
+auto group_of(int members, vgg::ModelShape const& shape, char const* schedule) {
+  using stagger::collective::AllReduce;
+  return sg::Pipeline{vgg::make_model<float>(shape, 1)}.with(
+      sg::partition::LayerSplit{.group = members, .threshold = 0},
+      sg::schedule::Named{.name = schedule}, sg::optimizer::Sgd{.rate = 0.01},
+      sg::loss::CrossEntropy<float>{}, AllReduce<sg::collective::grouping::Layerwise>{},
+      sg::Options{.replicas = sg::Replicas::even(&members, 1)});
+}
+
+void measure_memory(benchmark::State& state, int members) {
+  auto const shape =
+      vgg::ModelShape{.width = 8, .minibatch = {16, static_cast<std::size_t>(members)}};
+  vgg::Batch batch;
+  vgg::make_textures(1, 100, 10).training.draw(1, 0, shape.minibatch, batch);
+  constexpr int steps = 10;
+  std::array<double, 2> bytes{};
+  double allocations = 0;
+  for (std::size_t i = 0; i < 2; ++i) {
+    auto train = group_of(members, shape, i == 0 ? "gpipe" : "1f1b");
+    sg::run(train.step(batch));
+    auto const before = bench::allocation_counts();
+    for (int step = 0; step < steps; ++step) sg::run(train.step(batch));
+    auto const after = bench::allocation_counts();
+    allocations += static_cast<double>(after.operator_new + after.malloc - before.operator_new -
+                                       before.malloc);
+    bytes[i] = static_cast<double>(train.memory().activations);
+  }
+  for ([[maybe_unused]] auto _ : state) state.SetIterationTime(1e-9);
+  state.counters["allocations"] = allocations;
+  state.counters["steps"] = 2 * steps;
+  state.counters["kept"] = bytes[1] / bytes[0];
+}
+
+/// Rows of what groups of examples/vgg allocate and keep, with as many microbatches as members.
+void add_memory(std::vector<bench::Row>& rows) {
+  for (int const members : {2, 4}) {
+    std::string const name = bench::text("memory/members:%d", members);
+    bench::add(name, 1, [=](benchmark::State& state) { measure_memory(state, members); });
+    std::string const what = bench::text("examples/vgg, a group of %d", members);
+    rows.push_back({"heap allocations per step after the first, " + what, name,
+                    [=](bench::Results const& results) {
+                      double const calls = results.counter(name, "allocations");
+                      return bench::Line{
+                          bench::text("%.0f calls of operator new and malloc in %.0f steps", calls,
+                                      results.counter(name, "steps")),
+                          "0", calls == 0 ? bench::Grade::passed : bench::Grade::failed};
+                    }});
+    rows.push_back({"activations under 1F1B over those under GPipe, " + what, name,
+                    [=](bench::Results const& results) {
+                      double const kept = results.counter(name, "kept");
+                      bool const met = std::abs(kept * members - 1) < 0.03;
+                      return bench::Line{bench::text("%.3f", kept),
+                                         bench::text("1 / %d, but for 3 %%", members),
+                                         met ? bench::Grade::passed : bench::Grade::failed};
+                    }});
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -172,5 +239,6 @@ int main(int argc, char** argv) {
                      sum ? "sum" : "shard", 3, [=](benchmark::State& state, std::size_t bytes) {
                        measure_exchange(state, sum, bytes);
                      });
+  add_memory(rows);
   return bench::run(argc, argv, rows);
 }
