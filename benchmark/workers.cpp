@@ -236,7 +236,7 @@ sg::schedule::Fifo clocked_order(int n) {
     return sg::schedule::WaveWorker{sg::schedule::Costs::uniform(slower, 2 * slower, 0), {1, 2, 3}};
   };
   sg::schedule::Fifo order{.in_flight = clocked_in_flight, .costs = worker(n).costs};
-  order.gate = {.distance = 0,
+  order.gate = {.model = sg::staleness::WaveSynchronous{clocked_in_flight},
                 .links = {{.rate = 8, .latency_s = 0.5}},
                 .layer_bytes = {4, 4, 4, 4},
                 .cuts = worker(n).cuts};

@@ -101,7 +101,7 @@ template <class Workload> class Workers {
     sg::sim::Clock const clock(times_ ? links() : sg::sim::Links{});
     auto const make = [&](std::size_t n) {
       return sg::Pipeline{workload_.model()}.with(
-          sg::partition::Cuts{cuts()}, schedule<Model>(n), model, team.worker(n),
+          sg::partition::Cuts{cuts()}, schedule(n, model), model, team.worker(n),
           sg::optimizer::Sgd{.rate = rate(model)},
           NotedLoss<typename Workload::Loss>{
               .log = &log,
@@ -193,18 +193,17 @@ template <class Workload> class Workers {
     workload_.draw(minibatch * s_.workers + static_cast<std::int64_t>(worker), batch);
   }
 
-  template <class Model> [[nodiscard]] auto schedule(std::size_t n) const {
+  template <class Model> [[nodiscard]] auto schedule(std::size_t n, Model const& model) const {
     if constexpr (Model::synchronous) {
       static_cast<void>(n);
+      static_cast<void>(model);
       return sg::schedule::OneFOneB{};
     } else {
       sg::schedule::Fifo fifo{.in_flight = static_cast<int>(s_.in_flight)};
       if (times_) {
         fifo.costs = times_->workers[n].costs;
-        fifo.gate = {.distance = static_cast<int>(s_.distance),
-                     .links = {links()},
-                     .layer_bytes = layer_bytes_,
-                     .cuts = cuts()};
+        fifo.gate = {
+            .model = model, .links = {links()}, .layer_bytes = layer_bytes_, .cuts = cuts()};
         for (std::size_t other = 0; other < times_->workers.size(); ++other)
           if (other != n)
             fifo.gate.others.push_back({.costs = times_->workers[other].costs, .cuts = cuts()});

@@ -25,6 +25,26 @@
 
 namespace stagger::plan {
 
+namespace detail {
+
+/// Whether the devices of two workers differ at most in their numbers.
+[[nodiscard]] inline bool alike(partition::Costs const& a, partition::Costs const& b) {
+  return std::equal(a.places.begin(), a.places.end(), b.places.begin(), b.places.end(),
+                    [](auto const& x, auto const& y) { return x.alike(y); }) &&
+         a.until_s == b.until_s;
+}
+
+/// @throws Error  bad_configuration for a model that lets a worker be further ahead
+inline void require_distance(schedule::WaveModel const& model, int distance, int minibatches) {
+  for (int m = 0; model.minibatches() > 0 && m < minibatches; ++m)
+    if (int const ahead = (m + 1) / model.minibatches() - 1 - model.needs(m); ahead > distance)
+      raise(Errc::bad_configuration, "the staleness model lets minibatch ", m, " begin ", ahead,
+            " waves ahead of the slowest worker, but VirtualWorkers::distance is ", distance,
+            ", by which memory is counted; let it be as many as the model allows");
+}
+
+}  // namespace detail
+
 /// Tries all requested allocations, placements of parameters and numbers of minibatches in flight,
 /// and takes those with the highest throughput of all workers together; if several are equal, the
 /// fewest in flight, then the first allocation and placement. Cuts and the order of a worker's
@@ -34,7 +54,7 @@ namespace stagger::plan {
 /// the link inside that node if the stage is on it.
 struct VirtualWorkers {
   int workers = 4;
-  int distance = 0;         ///< D >= 0
+  int distance = 0;         ///< D >= 0: how many waves a worker may be ahead of the slowest
   int in_flight = 0;        ///< Nm >= 1 of each worker; 0: the best, up to most_in_flight
   int most_in_flight = 8;   ///< >= 1
   double state_copies = 0;  ///< >= 0: bytes of the optimizer's state over those of the parameters
@@ -51,6 +71,14 @@ struct VirtualWorkers {
   ///                first of them and how many minibatches in flight fit
   [[nodiscard]] WorkersPlan plan(cluster::Profile const& profile,
                                  cluster::Cluster const& cluster) const {
+    return plan(profile, cluster, [&](int n) { return staleness::WaveSynchronous{n, distance}; });
+  }
+  /// The same for a staleness model of one's own, of which `distance` is the most waves that a
+  /// worker may be ahead, by which memory is counted.
+  /// @param model_of  (minibatches in flight) -> the model
+  template <class ModelOf>
+  [[nodiscard]] WorkersPlan plan(cluster::Profile const& profile, cluster::Cluster const& cluster,
+                                 ModelOf model_of) const {
     require();
     require_profile(profile);
     require_cluster(cluster);
@@ -58,14 +86,16 @@ struct VirtualWorkers {
     std::exception_ptr why;
     int candidates = 0;
     std::vector<Allocation> possible = allocations;
-    for (int n = std::max(in_flight, 1); n <= (in_flight > 0 ? in_flight : most_in_flight); ++n)
+    for (int n = std::max(in_flight, 1); n <= (in_flight > 0 ? in_flight : most_in_flight); ++n) {
+      schedule::WaveModel const model = model_of(n);
+      detail::require_distance(model, distance, 4 * quarter_of(n));
       std::erase_if(possible, [&](Allocation allocation) {
         try {
           WorkersPlan const cut = cut_all(profile, cluster, allocation, n);
           for (ParameterPlacement const kind : parameters) {
             std::optional<WorkersPlan> made = placed(cut, cluster, kind);
             if (!made) continue;
-            evaluate(*made);
+            evaluate(*made, model);
             ++candidates;
             if (!best || made->samples_per_s > best->samples_per_s * (1 + 1e-9))
               best = std::move(made);
@@ -76,6 +106,7 @@ struct VirtualWorkers {
           return true;  // it would not fit with more in flight either
         }
       });
+    }
     if (!best && why) std::rethrow_exception(why);
     if (!best)
       raise(Errc::bad_configuration,
@@ -92,6 +123,9 @@ struct VirtualWorkers {
   /// Copies of its parameters that a stage has: those of the exchange, the gradient, the optimizer
   /// state.
   [[nodiscard]] double copies(int n) const { return n + distance + 3 + 1 + state_copies; }
+
+  /// A quarter of the minibatches that are simulated.
+  [[nodiscard]] int quarter_of(int n) const { return std::max(6, distance + 2) * n; }
 
   void require() const {
     auto const check = [](bool holds, char const* what, auto value, char const* instead) {
@@ -124,13 +158,6 @@ struct VirtualWorkers {
     return partition::MinMax{.any_order = true, .in_flight = n}.partition(costs);
   }
 
-  /// Whether the devices of two workers differ at most in their numbers.
-  static bool alike(partition::Costs const& a, partition::Costs const& b) {
-    return std::equal(a.places.begin(), a.places.end(), b.places.begin(), b.places.end(),
-                      [](auto const& x, auto const& y) { return x.alike(y); }) &&
-           a.until_s == b.until_s;
-  }
-
   /// The cuts of all workers, without the placement of parameters and predictions.
   [[nodiscard]] WorkersPlan cut_all(cluster::Profile const& profile,
                                     cluster::Cluster const& cluster, Allocation allocation,
@@ -143,8 +170,9 @@ struct VirtualWorkers {
     auto const groups = allocate(cluster, allocation);
     for (std::size_t w = 0; w < groups.size(); ++w) {
       costs.push_back(partition::costs(profile, cluster, groups[w]));
-      auto const same = std::find_if(costs.begin(), costs.end() - 1,
-                                     [&](auto const& other) { return alike(other, costs.back()); });
+      auto const same = std::find_if(costs.begin(), costs.end() - 1, [&](auto const& other) {
+        return detail::alike(other, costs.back());
+      });
       if (same + 1 != costs.end()) {
         auto const other = static_cast<std::size_t>(same - costs.begin());
         found.push_back(found[other]);
@@ -244,9 +272,9 @@ struct VirtualWorkers {
   }
 
   /// Simulates all workers. Throughput is that of the slowest worker in the middle half.
-  void evaluate(WorkersPlan& plan) const {
-    int const quarter = std::max(6, distance + 2) * plan.in_flight;
-    auto const played = schedule::play_workers(plan.played(), plan.server(), 4 * quarter);
+  void evaluate(WorkersPlan& plan, schedule::WaveModel const& model) const {
+    int const quarter = quarter_of(plan.in_flight);
+    auto const played = schedule::play_workers(plan.played(), plan.server(model), 4 * quarter);
     double from_s = 0, to_s = 0;
     for (std::size_t w = 0; w < played.size(); ++w) {
       VirtualWorker& worker = plan.workers[w];

@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/links.hpp>
 #include <stagger/schedule/wave_workers.hpp>
+#include <stagger/staleness/wave_synchronous.hpp>
 
 namespace stagger::plan {
 
@@ -89,9 +91,12 @@ struct WorkersPlan {
   double samples_per_s = 0;  ///< of all workers
   int candidates = 0;        ///< plans that were simulated to find this one
 
+  /// The staleness model for which workers are planned if none of one's own is given.
+  [[nodiscard]] constexpr staleness::WaveSynchronous waves() const { return {in_flight, distance}; }
   /// The server's data that all workers have in common.
-  [[nodiscard]] schedule::WaveServer server() const {
-    return {in_flight, distance, layer_bytes, links};
+  [[nodiscard]] schedule::WaveServer server() const { return server(waves()); }
+  [[nodiscard]] schedule::WaveServer server(schedule::WaveModel model) const {
+    return {in_flight, std::move(model), layer_bytes, links};
   }
   [[nodiscard]] std::vector<schedule::WaveWorker> played() const {
     std::vector<schedule::WaveWorker> result;
@@ -109,12 +114,15 @@ struct WorkersPlan {
   /// The schedule of a worker's pipeline, from a simulation of all workers.
   /// @param worker  0 <= worker < workers.size()
   [[nodiscard]] schedule::Fifo schedule(std::size_t worker) const {
+    return schedule(worker, waves());
+  }
+  [[nodiscard]] schedule::Fifo schedule(std::size_t worker, schedule::WaveModel model) const {
     auto all = played();
     schedule::WaveWorker own = all[worker];
     all.erase(all.begin() + static_cast<std::ptrdiff_t>(worker));
     return {.in_flight = in_flight,
             .costs = own.costs,
-            .gate = {distance, links, layer_bytes, own.cuts, own.layer_links, all}};
+            .gate = {std::move(model), links, layer_bytes, own.cuts, own.layer_links, all}};
   }
   friend bool operator==(WorkersPlan const&, WorkersPlan const&) = default;
 };

@@ -18,12 +18,10 @@
 
 namespace stagger::schedule {
 
-/// The other workers for which a worker of a parameter server waits, under
-/// staleness::WaveSynchronous with the Nm of the schedule. If no other workers are given, they are
-/// assumed to push as early as this one.
+/// The other workers for which a worker of a parameter server waits. If no other workers are given,
+/// they are assumed to push as early as this one.
 struct WaveGate {
-  int distance =
-      -1;  ///< D >= 0: how many waves a worker may be ahead; below 0: nothing to wait for
+  WaveModel model{};  ///< the staleness model by which all train; none: nothing to wait for
   std::vector<Links> links{};  ///< of the server; none: pushes and answers take no time
   std::vector<std::uint64_t>
       layer_bytes{};               ///< [layers] of the model; none: a stage is one layer of 0 bytes
@@ -63,18 +61,19 @@ struct Fifo {
     require(in_flight >= 0, "fifo", Count::in_flight, in_flight, 1, "at least one is injected");
     require_costs(costs, shape.ranks);
     int const window = in_flight == 0 ? shape.ranks : in_flight;
-    if (gate.distance >= 0) return gated(shape, window);
-    if (gate.distance < -1 || !gate.links.empty() || !gate.layer_bytes.empty() ||
-        !gate.cuts.empty() || !gate.layer_links.empty() || !gate.others.empty())
-      raise(Errc::bad_configuration, "fifo: with a WaveGate::distance of ", gate.distance,
-            " nothing else of the gate counts; let it be 0 or more, or leave the gate out");
+    if (gate.model) return gated(shape, window);
+    if (!gate.links.empty() || !gate.layer_bytes.empty() || !gate.cuts.empty() ||
+        !gate.layer_links.empty() || !gate.others.empty())
+      raise(Errc::bad_configuration,
+            "fifo: without a WaveGate::model nothing else of the gate counts; give the staleness "
+            "model by which the workers train, or leave the gate out");
     return detail::greedy(detail::stage_parts(Mapping::looped, shape, window), shape, costs,
                           detail::Backwards::whole, detail::ByReadiness{});
   }
 
  private:
   [[nodiscard]] [[gnu::cold]] Table gated(Shape shape, int window) const {
-    WaveServer server{window, gate.distance, gate.layer_bytes, gate.links};
+    WaveServer server{window, gate.model, gate.layer_bytes, gate.links};
     std::vector<WaveWorker> workers{{costs, gate.cuts, gate.layer_links}};
     workers.insert(workers.end(), gate.others.begin(), gate.others.end());
     bool const counted = server.layer_bytes.empty();

@@ -37,9 +37,13 @@ inline void require_workers(std::span<WaveWorker const> workers, WaveServer cons
   if (workers.empty()) raise(Errc::bad_configuration, "no worker is given; play at least one");
   require(server.in_flight >= 1, "workers", Count::in_flight, server.in_flight, 1,
           "at least one is injected");
-  if (server.distance < 0)
-    raise(Errc::bad_configuration, "a worker cannot be ", server.distance,
-          " waves ahead of the slowest; let distance be at least 0");
+  if (!server.model)
+    raise(Errc::bad_configuration,
+          "nothing says which pushes the workers wait for; let WaveServer::model be the staleness "
+          "model by which they train");
+  if (server.model.minibatches() < 1)
+    raise(Errc::bad_configuration, "a push of ", server.model.minibatches(),
+          " minibatches cannot be made; let minibatches() of the staleness model be at least 1");
   for (Links const& each : server.links) require_links(each);
   for (std::size_t w = 0; w < workers.size(); ++w) {
     WaveWorker const& worker = workers[w];
@@ -65,8 +69,8 @@ inline void require_workers(std::span<WaveWorker const> workers, WaveServer cons
 /// Simulates all workers. Each stage runs what is ready first, as Fifo does, and pushes each
 /// layer's changes when it has run the last backward of a wave; a layer's round is added once the
 /// pushes of all workers have arrived; a stage asks for the next round when it takes one, and
-/// begins minibatch m once the rounds that it needs have arrived, max(0, (m + 1) / Nm - 1 - D). The
-/// last wave may be shorter.
+/// begins a minibatch once the rounds have arrived that it needs by the staleness model. The last
+/// wave may be shorter.
 /// @param minibatches  of each worker, >= 1
 /// @return             [workers]
 /// @throws Error  bad_configuration, bad_data for workers that do not fit the model or the

@@ -4,7 +4,9 @@
 ///         the links that they share.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 5.
 
+#include <concepts>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <stagger/schedule/costs.hpp>
@@ -23,10 +25,55 @@ struct WaveWorker {
   [[nodiscard]] constexpr int stages() const noexcept { return static_cast<int>(cuts.size()) + 1; }
 };
 
-/// The properties that all workers have in common, under staleness::WaveSynchronous.
+/// A copy of the staleness model of the workers, of any type that has `minibatches` and `needs` as
+/// staleness/policy.hpp describes them: staleness::WaveSynchronous or one of your own.
+class WaveModel {
+ public:
+  constexpr WaveModel() = default;  ///< none
+  template <class P>
+    requires(!std::same_as<P, WaveModel>) && requires(P const policy) {
+      { policy.minibatches() } -> std::same_as<int>;
+      { policy.needs(0) } -> std::same_as<int>;
+    }
+  constexpr WaveModel(P policy) : erased_(new Of<P>(std::move(policy))) {}
+  constexpr WaveModel(WaveModel const& other)
+      : erased_(other.erased_ == nullptr ? nullptr : other.erased_->copy()) {}
+  constexpr WaveModel(WaveModel&& other) noexcept
+      : erased_(std::exchange(other.erased_, nullptr)) {}
+  constexpr WaveModel& operator=(WaveModel other) noexcept {
+    std::swap(erased_, other.erased_);
+    return *this;
+  }
+  constexpr ~WaveModel() { delete erased_; }
+
+  [[nodiscard]] constexpr explicit operator bool() const noexcept { return erased_ != nullptr; }
+  /// Minibatches in one push. @pre there is a model, here and below
+  [[nodiscard]] constexpr int minibatches() const { return erased_->minibatches(); }
+  /// Pushes of every worker that the weights of a minibatch contain at least.
+  [[nodiscard]] constexpr int needs(int minibatch) const { return erased_->needs(minibatch); }
+
+ private:
+  struct Erased {
+    constexpr virtual ~Erased() = default;
+    [[nodiscard]] constexpr virtual Erased* copy() const = 0;
+    [[nodiscard]] constexpr virtual int minibatches() const = 0;
+    [[nodiscard]] constexpr virtual int needs(int minibatch) const = 0;
+  };
+  template <class P> struct Of final : Erased {
+    P policy;
+    constexpr explicit Of(P p) : policy(std::move(p)) {}
+    [[nodiscard]] constexpr Erased* copy() const override { return new Of(policy); }
+    [[nodiscard]] constexpr int minibatches() const override { return policy.minibatches(); }
+    [[nodiscard]] constexpr int needs(int m) const override { return policy.needs(m); }
+  };
+
+  Erased* erased_ = nullptr;
+};
+
+/// The properties that all workers have in common.
 struct WaveServer {
-  int in_flight = 1;  ///< Nm >= 1: minibatches of a worker at once, and in a wave
-  int distance = 0;   ///< D >= 0: how many waves a worker may be ahead of the slowest
+  int in_flight = 1;  ///< Nm >= 1: minibatches of a worker at once
+  WaveModel model{};  ///< of all workers; a push of its `minibatches` is a wave
   std::vector<std::uint64_t>
       layer_bytes{};           ///< [layers] of the model: bytes of a push and of an answer
   std::vector<Links> links{};  ///< to where layers are kept

@@ -204,3 +204,50 @@ TEST_CASE("plan/VirtualWorkers: refuses what cannot be planned", "[plan]") {
                            .plan(profile, cluster)),
                       Catch::Contains("local parameters need equal cuts"));
 }
+
+namespace {
+
+/// Waves of which the first eight are in step, and the others up to `later` apart.
+struct SlowStart {
+  int in_flight = 1, later = 0;
+  [[nodiscard]] int minibatches() const { return in_flight; }
+  [[nodiscard]] int needs(int m) const {
+    int const waves = (m + 1) / in_flight - 1;
+    return waves < 8 ? waves : std::max(7, waves - later);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("plan/VirtualWorkers: takes workers with a staleness model of one's own", "[plan]") {
+  std::mt19937 random(7);
+  auto const profile = chain(random, 5);
+  auto const cluster = boxes(1e6, 300);
+  plan::VirtualWorkers const planner{.workers = 2,
+                                     .distance = 3,
+                                     .in_flight = 2,
+                                     .allocations = {plan::Allocation::node_partition}};
+  auto const with = [&](int later) {
+    return planner.plan(profile, cluster, [=](int n) { return SlowStart{n, later}; });
+  };
+  plan::VirtualWorkers in_step = planner;
+  in_step.distance = 0;
+  double const tight = in_step.plan(profile, cluster).samples_per_s;
+  double const loose = planner.plan(profile, cluster).samples_per_s;
+  auto const mine = with(3);
+  CAPTURE(tight, mine.samples_per_s, loose);
+  CHECK(mine.samples_per_s > tight);
+  CHECK(with(0).samples_per_s == Approx(tight).epsilon(0.05));
+  SlowStart const model{2, 3};
+  auto const played = schedule::play_workers(mine.played(), mine.server(model), 40);
+  auto const table = mine.schedule(1, model).table({2, 40});
+  for (int s = 0; s < 2; ++s) {
+    std::vector<schedule::Action> row;
+    for (auto const& span : played[1].timeline.rows[static_cast<std::size_t>(s)])
+      row.push_back(span.action);
+    CHECK(std::equal(row.begin(), row.end(), table.row(s).begin(), table.row(s).end()));
+  }
+  REQUIRE_THROWS_WITH(with(4),
+                      Catch::Contains("lets minibatch 23 begin 4 waves ahead of the "
+                                      "slowest worker, but VirtualWorkers::distance is 3"));
+}

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/schedule/fifo.hpp>
 
+#include <stagger/staleness/wave_synchronous.hpp>
+
 #include "grid.hpp"
 
 using namespace grid;
+using stagger::staleness::WaveSynchronous;
 
 TEST_CASE("schedule/Fifo: equal costs, four injected, as played by hand", "[schedule]") {
   CHECK(write_csv(Fifo{.in_flight = 4}.table({3, 5})) ==
@@ -58,8 +61,9 @@ TEST_CASE(
 TEST_CASE("schedule/Fifo: a forward that a gate holds up is listed behind what need not wait",
           "[schedule]") {
   // One wave of two; the answer takes so long that both of the next wave's backwards come first.
-  CHECK(write_csv(Fifo{.in_flight = 2, .gate = {.distance = 0, .links = {{.latency_s = 25}}}}.table(
-            {2, 4})) ==
+  CHECK(write_csv(Fifo{.in_flight = 2,
+                       .gate = {.model = WaveSynchronous{2}, .links = {{.latency_s = 25}}}}
+                      .table({2, 4})) ==
         "0F0,0F1,0B0,0F2,0B1,0B2,0F3,0B3\n"
         "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n");
   each([](int P, int M) {
@@ -67,21 +71,26 @@ TEST_CASE("schedule/Fifo: a forward that a gate holds up is listed behind what n
     for (int limit = 1; limit <= P + 1; ++limit) {
       auto const open = legal(Fifo{.in_flight = limit}, P, M);
       for (int distance : {0, 1, 20}) {
-        auto const gated = legal(
-            Fifo{.in_flight = limit, .gate = {.distance = distance, .links = {{.latency_s = 2.5}}}},
-            P, M);
+        auto const gated = legal(Fifo{.in_flight = limit,
+                                      .gate = {.model = WaveSynchronous{limit, distance},
+                                               .links = {{.latency_s = 2.5}}}},
+                                 P, M);
         REQUIRE(highest(peak_in_flight(gated)) <= limit);
         if (distance == 20) REQUIRE(gated.actions == open.actions);  // it never shuts
       }
     }
   });
-  CHECK_THROWS_WITH((Fifo{.gate = {.distance = 0, .links = {{.latency_s = -1}}}}.table({2, 4})),
-                    Catch::Contains("Links::latency_s"));
+  CHECK_THROWS_WITH(
+      (Fifo{.gate = {.model = WaveSynchronous{}, .links = {{.latency_s = -1}}}}.table({2, 4})),
+      Catch::Contains("Links::latency_s"));
 }
 
 TEST_CASE("schedule/Fifo: refuses fields of a gate that it would ignore", "[schedule]") {
-  WaveGate const ignored[] = {{.links = {{}}},      {.layer_bytes = {4, 4}}, {.cuts = {1}},
-                              {.layer_links = {0}}, {.others = {{}}},        {.distance = -2}};
+  WaveGate const ignored[] = {{.links = {{}}},
+                              {.layer_bytes = {4, 4}},
+                              {.cuts = {1}},
+                              {.layer_links = {0}},
+                              {.others = {{}}}};
   for (WaveGate const& gate : ignored)
     CHECK_THROWS_WITH((Fifo{.gate = gate}.table({2, 4})),
                       Catch::Contains("nothing else of the gate counts"));

@@ -70,7 +70,7 @@ Ran run_waves(int distance, double jitter, std::uint64_t seed) {
   Costs const costs = Costs::uniform(stage_s / 3, stage_s * 2 / 3, 0);
   std::vector<int> const cuts{1, 2, 3};
   sg::schedule::WaveGate const gate{
-      .distance = distance,
+      .model = model,
       .links = {links},
       .layer_bytes = std::vector<std::uint64_t>(stages, static_cast<std::uint64_t>(layer_bytes)),
       .cuts = cuts,

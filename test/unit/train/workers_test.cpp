@@ -77,7 +77,7 @@ sg::schedule::Fifo gated(Waves const& waves, int turn, int worker) {
   all.erase(all.begin() + worker);
   return {.in_flight = waves.in_flight,
           .costs = own.costs,
-          .gate = {.distance = waves.distance,
+          .gate = {.model = waves.model(),
                    .links = {{.rate = 90, .latency_s = 0.25}},
                    .layer_bytes = std::vector<std::uint64_t>(layers, 48),
                    .cuts = own.cuts,

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/detail/greedy.hpp>
 #include <stagger/schedule/intervals.hpp>
@@ -34,11 +35,12 @@ namespace detail {
 class WaveExchange {
  public:
   /// @pre the arguments have been checked
+  /// @throws Error  bad_configuration for a model that needs pushes which are not made before
   WaveExchange(std::span<WaveWorker const> workers, WaveServer const& server, int minibatches)
       : server_(server),
         minibatches_(minibatches),
         layers_(static_cast<int>(server.layer_bytes.size())),
-        most_(needs(minibatches - 1)),
+        needs_(needs_of(server.model, minibatches)),
         pushed_(layers_, workers.size(), 0),
         asked_(layers_, workers.size(), 0),
         layer_links_(layers_, workers.size(), server.links.empty() ? -1 : 0),
@@ -62,7 +64,7 @@ class WaveExchange {
   }
 
   [[nodiscard]] double opens(StagePart const& part, int n, double input_s) const {
-    int const rounds = needs(n);
+    int const rounds = needs_[at(n)];
     WorkerStage const& stage = stages_[at(part.rank)];
     if (rounds == stage.taken || input_s < 0) return input_s;
     return stage.rounds < rounds ? -1 : std::max(input_s, stage.arrived_s);
@@ -74,14 +76,14 @@ class WaveExchange {
     played.timeline.rows[at(part.stage)].push_back(
         {{.kind = kind, .stage = part.stage, .microbatch = n}, start_s, end_s, false});
     if (kind == Kind::forward) {
-      int const rounds = needs(n);
+      int const rounds = needs_[at(n)];
       if (rounds == stage.taken) return;
       if (stage.arrived_s > part.forward_at[n])
         waits_[at(stage.worker)].emplace_back(part.forward_at[n], stage.arrived_s);
       stage.taken = rounds;
       now_s_ = start_s;
       ask(stage);
-    } else if ((n + 1) % server_.in_flight == 0 || n + 1 == minibatches_) {
+    } else if ((n + 1) % server_.model.minibatches() == 0 || n + 1 == minibatches_) {
       stage.push_s = end_s;
       next_s_ = std::min(next_s_, end_s);
     }
@@ -132,15 +134,25 @@ class WaveExchange {
   };
 
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
-  [[nodiscard]] int needs(int n) const {
-    return std::max(0, (n + 1) / server_.in_flight - 1 - server_.distance);
+  /// [minibatches] rounds that each needs: at least those of the one before.
+  static std::vector<int> needs_of(WaveModel const& model, int minibatches) {
+    std::vector<int> needs;
+    for (int m = 0; m < minibatches; ++m) {
+      needs.push_back(std::max(m == 0 ? 0 : needs.back(), model.needs(m)));
+      if (needs.back() > m / model.minibatches())
+        raise(Errc::bad_configuration, "the staleness model needs ", needs.back(),
+              " pushes of every worker at minibatch ", m, ", before which a worker makes ",
+              m / model.minibatches(), "; let it need no more than those");
+    }
+    return needs;
   }
 
-  /// Asks for the next round or, after the last one that a minibatch needs, for the weights with
+  /// Asks for the rounds that a minibatch needs next or, after the last one that a minibatch needs, for the weights with
   /// all pushes.
   void ask(WorkerStage& stage) {
     if (stage.asks == everything) return;
-    stage.asks = stage.asks < most_ ? stage.asks + 1 : everything;
+    auto const next = std::upper_bound(needs_.begin(), needs_.end(), stage.asks);
+    stage.asks = next == needs_.end() ? everything : *next;
     stage.missing = stage.last - stage.first;
     for (int l = stage.first; l < stage.last; ++l) {
       asked_(l, stage.worker) = stage.asks;
@@ -151,7 +163,7 @@ class WaveExchange {
   void answer(int layer, int worker) {
     int& asked = asked_(layer, worker);
     if (asked == 0) return;
-    int const all = (minibatches_ + server_.in_flight - 1) / server_.in_flight;
+    int const all = (minibatches_ - 1) / server_.model.minibatches() + 1;
     for (std::size_t w = 0; w < played_.size(); ++w)
       if (pushed_(layer, w) < std::min(asked, all)) return;
     asked = 0;
@@ -204,10 +216,10 @@ class WaveExchange {
   WaveServer const& server_;
   int minibatches_;
   int layers_;
-  int most_;               // rounds that a minibatch needs
-  Grid<int> pushed_;       // [layers][workers] pushes that have arrived
-  Grid<int> asked_;        // [layers][workers] rounds that are not there; 0: none
-  Grid<int> layer_links_;  // [layers][workers]
+  std::vector<int> needs_;  // [minibatches] rounds, ascending
+  Grid<int> pushed_;        // [layers][workers] pushes that have arrived
+  Grid<int> asked_;         // [layers][workers] rounds that are not there; 0: none
+  Grid<int> layer_links_;   // [layers][workers]
   std::vector<PlayedWorker> played_;
   std::vector<std::vector<Interval>> waits_;  // [workers]
   std::vector<WorkerStage> stages_{};         // [ranks]
