@@ -355,7 +355,7 @@ template <class Model> void run_race(Race& race, Model const& model) {
 
 TEST_CASE("train/WaveSynchronous: the clock bounds hold and are attained while a worker is slow",
           "[train]") {
-  for (int const Nm : {1, 2, 4})
+  for (int const Nm : {1, 2, 4, 5})
     for (int const D : {0, 1, 3})
       for (auto const adds :
            {sg::staleness::Adds::in_worker_order, sg::staleness::Adds::on_arrival}) {
@@ -436,17 +436,24 @@ TEST_CASE("train/ParameterServer: own pushes are kept for a model whose weights 
 TEST_CASE("train/WaveSynchronous: a worker keeps at most Nm + D + 3 copies of its parameters",
           "[train]") {
   using namespace plain;
-  auto const memory = [](int depth, int Nm, int D) {
-    std::vector<Layer> stack;
-    for (int l = 0; l < depth; ++l) stack.emplace_back(l);
-    sg::collective::ParameterServer const server({.workers = 1});
-    auto train = sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
-        sg::partition::Cuts{{depth - 1}}, sg::schedule::Fifo{.in_flight = Nm},
-        WaveSynchronous{.in_flight = Nm, .distance = D}, server.worker(0), Loss{}, sgd,
-        sg::host::Threads{1});
-    auto const batch = data((D + 4) * Nm);
-    static_cast<void>(run(train.stream(batch)));
-    return train.memory().parameters;
+  auto const memory = [](int depth, WaveSynchronous const& model, int workers) {
+    sg::collective::ParameterServer const server({.workers = workers});
+    auto const make = [&](int n) {
+      std::vector<Layer> stack;
+      for (int l = 0; l < depth; ++l) stack.emplace_back(l);
+      return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+          sg::partition::Cuts{{depth - 1}}, sg::schedule::Fifo{.in_flight = model.in_flight}, model,
+          server.worker(n), Loss{}, sgd, sg::host::Threads{1});
+    };
+    std::vector<decltype(make(0))> trainers;
+    std::vector<sg::Step> steps;
+    auto const batch = data((model.distance + 4) * model.in_flight);
+    for (int n = 0; n < workers; ++n) trainers.push_back(make(n));
+    for (auto& train : trainers) steps.push_back(train.stream(batch));
+    static_cast<void>(sg::run_together(std::move(steps)));
+    for (auto const& train : trainers)
+      REQUIRE(train.memory().parameters == trainers[0].memory().parameters);
+    return trainers[0].memory().parameters;
   };
   auto const alone = [](int depth) {
     std::vector<Layer> stack;
@@ -458,13 +465,16 @@ TEST_CASE("train/WaveSynchronous: a worker keeps at most Nm + D + 3 copies of it
   };
   auto const copy = (alone(8) - alone(4)) / 3;  // value, gradient and velocity
   REQUIRE(copy * 3 == alone(8) - alone(4));
-  for (int const Nm : {1, 2, 4})
-    for (int const D : {0, 1, 4}) {
-      CAPTURE(Nm, D);
-      auto const more = memory(8, Nm, D) - memory(4, Nm, D);  // of the first stage
-      REQUIRE(more % copy == 0);
-      auto const copies = static_cast<int>(more / copy) - 2;  // but for gradient and velocity
-      CHECK(copies <= Nm + D + 3);
-      CHECK(copies >= Nm + D);  // versions and changes, and D waves
-    }
+  for (int const workers : {1, 2})
+    for (auto const adds : {sg::staleness::Adds::in_worker_order, sg::staleness::Adds::on_arrival})
+      for (int const Nm : {1, 2, 4, 5})
+        for (int const D : {0, 1, 4}) {
+          CAPTURE(workers, static_cast<int>(adds), Nm, D);
+          WaveSynchronous const model{Nm, D, adds};
+          auto const more = memory(8, model, workers) - memory(4, model, workers);
+          REQUIRE(more % copy == 0);                              // of the first stage
+          auto const copies = static_cast<int>(more / copy) - 2;  // but for gradient and velocity
+          CHECK(copies <= Nm + D + 3);
+          CHECK(copies >= Nm + D);  // versions and changes, and D waves
+        }
 }
