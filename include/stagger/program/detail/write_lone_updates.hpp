@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -46,6 +47,11 @@ class LoneUpdateWriter final : public UpdateWriter {
   [[gnu::cold]] void after_action(RankProgram& rank, std::size_t c,
                                   std::uint32_t position) override {
     if (updates_alone(versions_, c)) add_update(rank, c, position);
+    if (corrected_ == 0) return;
+    // The pull takes what has arrived when the forward may begin, not when the rank is free.
+    Instruction& pull = rank.code[corrected_ - 1];
+    pull.waits = std::exchange(rank.code[corrected_].waits, std::uint16_t{0});
+    corrected_ = 0;
   }
   [[gnu::cold]] void end_rank(RankProgram& rank, int self) override {
     if (flushes_ && push_minibatches_ != 0) add_exchange(rank, self);
@@ -108,6 +114,7 @@ class LoneUpdateWriter final : public UpdateWriter {
     pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
     pull.cell = static_cast<std::uint16_t>(c);
     rank.code.push_back(pull);
+    corrected_ = rank.code.size();
   }
 
   /// Adds a push and a pull after the update of a step, for each stage whose first holder it is.
@@ -141,6 +148,7 @@ class LoneUpdateWriter final : public UpdateWriter {
   int push_minibatches_;
   bool late_;
   bool immediate_;
+  std::size_t corrected_ = 0;         // forward behind a pull of late values; 0: none
   List<std::uint32_t> updates_made_;  // [cells] in the instructions written so far
   List<std::uint32_t> pulls_made_;    // likewise
   List<std::uint32_t> awaited_;       // [cells] rounds of the last wait for the server

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Late values that are taken up before a stage's first forward, if they have arrived by then.
+#include <stagger/staleness/overlapped_synchronous.hpp>
+
+#include "catch.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/partition/cuts.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/sim/clock.hpp>
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/train/pipeline.hpp>
+
+#include "overlapped_oracle.hpp"
+
+namespace sg = stagger;
+using namespace plain_layers;
+using namespace overlapped_oracle;
+namespace osp = sg::staleness::overlapped;
+
+namespace {
+
+sg::optimizer::Sgd const sgd{.rate = 0.05, .momentum = 0.9};
+using Immediate = sg::staleness::OverlappedSynchronous<osp::ParameterGradientProduct, osp::FirstFit,
+                                                       osp::AllLate>;
+
+/// Notes the weights of each forward and backward.
+struct NotingLayer : Layer {
+  std::vector<Numbers>* seen;
+  NotingLayer(int number, std::vector<Numbers>& noted) : Layer(number), seen(&noted) {}
+  void note(sg::Context& context) {
+    auto const w = context[weight];
+    seen->emplace_back(w.begin(), w.end());
+  }
+  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
+    note(context);
+    Layer::forward(context, x, y, saved);
+  }
+  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx, Saved& saved) {
+    note(context);
+    Layer::backward(context, x, dy, dx, saved);
+  }
+};
+
+/// How often the late values of each layer were there before the first forward.
+struct TakenUp {
+  int steps = 0;  // of workers, with late values
+  std::array<int, layers> each{};
+  int in_part = 0;  // of the second stage some, but not all
+};
+
+/// Trains workers of two stages, the second of which has the last three layers. In each minibatch, a
+/// layer has only one version: the values that all workers have, or predicted ones.
+TakenUp take_up(int workers, sg::sim::Links const& link, double jitter) {
+  constexpr int steps = 12, microbatches = 2;
+  CAPTURE(workers, link.rate, link.latency_s);
+  sg::sim::Clock const clock(link);
+  sg::collective::ParameterServer const server({.workers = workers});
+  auto const N = static_cast<std::size_t>(workers);
+  std::vector<std::array<std::vector<Numbers>, layers>> seen(N);
+  auto const make = [&](std::size_t n) {
+    std::vector<NotingLayer> stack;
+    for (std::size_t l = 0; l < layers; ++l) stack.emplace_back(static_cast<int>(l), seen[n][l]);
+    return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+        sg::partition::Cuts{{1}}, sg::schedule::OneFOneB{}, Immediate{.immediate = true},
+        server.worker(static_cast<int>(n)), Loss{}, sgd,
+        sg::sim::VirtualClock{.costs = sg::schedule::Costs::uniform(1, 2, 0),
+                              .jitter = jitter,
+                              .seed = n,
+                              .clock = clock});
+  };
+  std::vector<decltype(make(0))> trainers;
+  for (std::size_t n = 0; n < N; ++n) trainers.push_back(make(n));
+  Oracle<sg::optimizer::Sgd> oracle{sgd, products(1), N};
+  TakenUp taken;
+  for (int step = 0; step < steps; ++step) {
+    CAPTURE(step);
+    std::vector<Batch> batches;
+    std::vector<sg::Step> ran;
+    for (int n = 0; n < workers; ++n) batches.push_back(data(microbatches, n + 10.0 * step));
+    for (std::size_t n = 0; n < N; ++n) ran.push_back(trainers[n].step(batches[n]));
+    static_cast<void>(sg::run_together(std::move(ran)));
+    for (std::size_t n = 0; n < N; ++n) {
+      std::size_t arrived = 0;
+      for (std::size_t l = 0; l < layers; ++l) {
+        CAPTURE(n, l);
+        auto& versions = seen[n][l];
+        REQUIRE(versions == std::vector<Numbers>(2 * microbatches, versions.front()));
+        bool const there = versions.front() == oracle.p[l];
+        REQUIRE((there || versions.front() == oracle.theta[n][l]));
+        oracle.theta[n][l] = versions.front();
+        versions.clear();
+        if (step < 2) continue;  // nothing is late in the first step
+        taken.each[l] += there ? 1 : 0;
+        arrived += there && l > 0 ? 1 : 0;
+      }
+      if (step >= 2) ++taken.steps;
+      if (arrived != 0 && arrived != layers - 1) ++taken.in_part;
+    }
+    oracle.train(batches);
+  }
+  for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.p);
+  return taken;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "train/OverlappedSynchronous: what arrives before the first forward of a stage is taken up at "
+    "once, the rest after the computation",
+    "[train]") {
+  // A step ends with the pushes of all layers, one after the other; each answer follows its push.
+  // So layer l is there after l + 2 times what one takes. The second stage begins its first forward
+  // after 1 s, the first stage at once.
+  auto const of = [](double layer_s) {
+    TakenUp const taken =
+        take_up(1, {.rate = layer_bytes / layer_s, .sharing = sg::sim::Sharing::one_at_a_time}, 0);
+    std::vector<bool> layers_taken;
+    for (int const each : taken.each) {
+      REQUIRE((each == 0 || each == taken.steps));
+      layers_taken.push_back(each != 0);
+    }
+    return layers_taken;
+  };
+  CHECK(of(0.15) == std::vector<bool>{false, true, true, true});
+  CHECK(of(0.22) == std::vector<bool>{false, true, true, false});
+  CHECK(of(0.3) == std::vector<bool>{false, true, false, false});
+  CHECK(of(0.4) == std::vector<bool>{false, false, false, false});
+}
+
+TEST_CASE(
+    "train/OverlappedSynchronous: whatever has arrived, a minibatch has one version of each layer",
+    "[train]") {
+  int in_part = 0;
+  for (int const workers : {1, 2, 3})
+    for (double const rate : {150.0, 200.0, 300.0, 500.0})
+      for (double const latency_s : {0.0, 0.1})
+        in_part += take_up(workers, {.rate = rate, .latency_s = latency_s}, 0.5).in_part;
+  CHECK(in_part > 20);
+}
