@@ -33,6 +33,7 @@ struct Rules {
   std::function<double(int step, double loss)> budget;  // after a step
   double alpha = 0, gamma = 0;                          // of the mean
   bool predicts = true;
+  std::vector<std::size_t> bytes = std::vector<std::size_t>(layers, layer_bytes);  // of each layer
 };
 
 /// Two-stage synchronisation, sequentially: algorithm 12 of its specification, with the late layers
@@ -90,9 +91,9 @@ template <class Optimizer> struct Oracle {
     double rest = rules.budget(step, loss);
     late.assign(layers, 0);
     for (auto const& [score, l] : scores) {
-      if (static_cast<double>(layer_bytes) <= rest) {
+      if (static_cast<double>(rules.bytes[l]) <= rest) {
         late[l] = layer_bytes / sizeof(float);
-        rest -= static_cast<double>(layer_bytes);
+        rest -= static_cast<double>(rules.bytes[l]);
       } else if (rules.misfit != Rules::skips) {
         if (rules.misfit == Rules::splits) late[l] = static_cast<std::size_t>(rest / 8) * 2;
         if (late[l] != 0) ++split_steps;

@@ -4,6 +4,7 @@
 #include "catch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <numeric>
 #include <span>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -35,10 +37,11 @@ namespace {
 sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
 sg::optimizer::Sgd const sgd{.rate = 0.05, .momentum = 0.9, .weight_decay = 0.01};
 
-template <class Model, class Optimizer, class Device>
+/// @tparam Of  the type of its layers, which is made from their number
+template <class Of = Layer, class Model, class Optimizer, class Device>
 auto worker(Model const& model, sg::collective::ParameterServer const& server, int number,
             std::vector<int> cuts, Optimizer const& optimizer, Device device, double clip = 0) {
-  std::vector<Layer> stack;
+  std::vector<Of> stack;
   for (int l = 0; l < static_cast<int>(layers); ++l) stack.emplace_back(l);
   sg::Options options;
   if (clip != 0) options.clip_norm = clip;
@@ -50,7 +53,7 @@ auto worker(Model const& model, sg::collective::ParameterServer const& server, i
 /// @param turn  of the cuts
 /// @param clip  norm to which each worker clips its gradients; 0: none does
 /// @return as of compare_late
-template <class Model, class Optimizer, class DeviceOf>
+template <class Of = Layer, class Model, class Optimizer, class DeviceOf>
 int compare(Model const& model, Rules const& rules, Optimizer const& optimizer, int workers,
             int shards, DeviceOf device_of, int turn = 0, int look_every = 1, int steps = 7,
             double clip = 0) {
@@ -59,8 +62,8 @@ int compare(Model const& model, Rules const& rules, Optimizer const& optimizer, 
   return compare_late(
       rules, optimizer, workers, workers_oracle::all_of(workers),
       [&](int n) {
-        return worker(model, server, n, workers_oracle::cuts_of(n, turn), optimizer, device_of(n),
-                      clip);
+        return worker<Of>(model, server, n, workers_oracle::cuts_of(n, turn), optimizer,
+                          device_of(n), clip);
       },
       look_every, steps, clip);
 }
@@ -99,12 +102,12 @@ sg::sim::VirtualClock on(sg::sim::Clock const& clock, int worker, double jitter)
 }
 
 /// On threads, and in virtual time over links of several kinds.
-template <class Model, class Optimizer>
+template <class Of = Layer, class Model, class Optimizer>
 int compare_everywhere(Model const& model, Rules const& rules, Optimizer const& optimizer,
                        int workers) {
   int split_steps = 0;
   for (int const threads : {1, 2, 4})
-    split_steps += compare(
+    split_steps += compare<Of>(
         model, rules, optimizer, workers, 1 + workers % 3,
         [&](int) { return sg::host::Threads{threads}; }, threads % 4, 7);
   std::vector<sg::sim::Links> const links{
@@ -117,7 +120,7 @@ int compare_everywhere(Model const& model, Rules const& rules, Optimizer const& 
     CAPTURE(link.rate, link.latency_s);
     for (int const look_every : {7, 3}) {
       sg::sim::Clock const clock(link);
-      split_steps += compare(
+      split_steps += compare<Of>(
           model, rules, optimizer, workers, 2,
           [&](int n) { return on(clock, n, look_every == 7 ? 0.5 : 0); }, turn++ % 4, look_every);
     }
@@ -150,6 +153,51 @@ TEST_CASE(
             .budget = {0.6}, .prediction = {.alpha = 0.3, .gamma = 0.8}},
         mixed, sgd, workers);
   }
+}
+
+namespace {
+
+/// A layer with numbers that it does not use, more or fewer of them, in double precision.
+struct Laden : Layer {
+  static constexpr std::array<std::size_t, layers> sizes{3, 40, 1, 9};
+  sg::Parameter<double> ballast;
+  explicit Laden(int number)
+      : Layer(number),
+        ballast("ballast", std::vector<double>(sizes[static_cast<std::size_t>(number)], 0.5)) {}
+  auto parameters() { return std::tie(weight, ballast); }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE(
+    "train/OverlappedSynchronous: layers of unequal sizes, by any normalisation, have the oracle's "
+    "bits",
+    "[train]", osp::FirstFit, osp::StopAtMisfit) {
+  using osp::Normalisation;
+  for (auto const by : {Normalisation::sum, Normalisation::per_element, Normalisation::per_byte})
+    for (double const share : {0.2, 0.3, 0.75}) {
+      CAPTURE(static_cast<int>(by), share);
+      Rules rules;
+      if constexpr (std::is_same_v<TestType, osp::StopAtMisfit>) rules.misfit = Rules::stops;
+      double all = 0;
+      for (std::size_t l = 0; l < layers; ++l) {
+        rules.bytes[l] += Laden::sizes[l] * sizeof(double);
+        all += static_cast<double>(rules.bytes[l]);
+      }
+      rules.budget = [=](int, double) { return share * all; };
+      rules.score = [=](std::size_t l, int, Numbers const& g, Numbers const& p) {
+        double const score = product(g, p);
+        if (by == Normalisation::sum) return score;
+        std::size_t const elements = g.size() + Laden::sizes[l];
+        std::size_t const bytes = layer_bytes + 8 * Laden::sizes[l];
+        return score / static_cast<double>(by == Normalisation::per_element ? elements : bytes);
+      };
+      for (int const workers : {1, 3})
+        compare_everywhere<Laden>(
+            Osp<Products, osp::ShareLate, osp::LocalGradient, TestType>{.budget = {share},
+                                                                        .normalisation = by},
+            rules, sgd, workers);
+    }
 }
 
 TEST_CASE("train/OverlappedSynchronous: layers that are split have the oracle's bits", "[train]") {

@@ -103,10 +103,11 @@ inline Batch data(int count, double seed = 0) {
   return batch;
 }
 
-/// All values, one vector for each parameter.
+/// All values in single precision, one vector for each parameter.
 template <class Trainer> std::vector<Numbers> weights(Trainer& train) {
   std::vector<Numbers> result;
   for (auto const& p : train.parameters()) {
+    if (p.type != sg::ElementType::f32) continue;
     auto const values = p.template values<float>();
     result.emplace_back(values.begin(), values.end());
   }
