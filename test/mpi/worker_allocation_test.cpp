@@ -14,6 +14,7 @@
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
@@ -110,13 +111,17 @@ TEST_CASE("mpi/allocation: none in a worker that lies in several processes", "[m
   std::vector<int> const cuts = processes() == 1 ? std::vector<int>{} : std::vector<int>{2};
   if (processes() > 2) return;
   for (auto const& where : placements()) {
-    CHECK(allocations_of_rounds(
-              1, where,
-              [&](auto const& server) {
-                return with(sg::staleness::Synchronous{}, sg::schedule::OneFOneB{},
-                            server.worker(0), sg::mpi::Processes{}, cuts);
-              },
-              steps) == 0);
+    auto const count = [&](auto const& model) {
+      return allocations_of_rounds(
+          1, where,
+          [&](auto const& server) {
+            return with(model, sg::schedule::OneFOneB{}, server.worker(0), sg::mpi::Processes{},
+                        cuts);
+          },
+          steps, model);
+    };
+    CHECK(count(sg::staleness::Synchronous{}) == 0);
+    CHECK(count(sg::staleness::LocalSgd{.period = 2}) == 0);
     CHECK(allocations_of_rounds(
               1, where,
               [&](auto const& server) {

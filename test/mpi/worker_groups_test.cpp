@@ -83,7 +83,4 @@ TEST_CASE("mpi/Processes: what a worker over processes cannot do is refused in o
   CHECK(says(sg::staleness::Synchronous{}, {.members = 2}) ==
         "a worker over processes has no replicas; leave Options::replicas out, use host::Threads "
         "for its device, or make more workers");
-  CHECK(says(sg::staleness::LocalSgd{.period = 2}, {.members = 2}) ==
-        "a worker over processes takes no steps of its own between those of the server; use "
-        "host::Threads for its device, or a staleness model that pushes gradients or changes");
 }

@@ -24,6 +24,7 @@
 #include <stagger/placement/parameter_placement.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
@@ -524,10 +525,11 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
   int const own = half.own;
   for (auto const& layer_processes : placements())
     for (std::string const kind :
-         {"stream", "step", "changes", "in turn", "clipped", "clipped changes"}) {
+         {"stream", "step", "changes", "in turn", "clipped", "clipped changes", "local",
+          "local clipped", "local with own state"}) {
       CAPTURE(layer_processes, kind);
       constexpr double clip = 0.05;
-      bool const clips = kind.starts_with("clipped");
+      bool const clips = kind.find("clipped") != std::string::npos;
       sg::mpi::ParameterServer const server({.workers = count, .layer_processes = layer_processes},
                                             adam);
       sg::collective::ParameterServer const near({.workers = count});
@@ -562,18 +564,112 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
           REQUIRE(held_out == sg::run(same.evaluate(batches[0])).loss);
           there.gather_parameters();
           REQUIRE(weights(there) == weights(same));
+          REQUIRE(states(there) == states(same));
         }
       };
       if (kind == "stream")
         compare(exact(4, 1), sg::schedule::Fifo{.in_flight = 4}, streams);
       else if (kind == "step" || kind == "clipped")
         compare(sg::staleness::Synchronous{}, sg::schedule::OneFOneB{}, steps);
+      else if (kind.starts_with("local"))
+        compare(sg::staleness::LocalSgd{.period = 2, .average_state = !kind.ends_with("own state")},
+                sg::schedule::OneFOneB{}, steps);
       else if (kind == "in turn")
         compare(sg::staleness::RoundRobinSynchronous{}, sg::schedule::OneFOneB{}, steps);
       else
         compare(workers_oracle::Stale{count, 2}.model(), sg::schedule::OneFOneB{}, steps);
       server.serve();
     }
+}
+
+namespace {
+
+/// With an odd number of microbatches, the stages are on the ranks in the reverse order.
+struct Turning {
+  using policy_tag = sg::ScheduleTag;
+  static constexpr bool flushes = true;
+  [[nodiscard]] static int chunks() { return 1; }
+  [[nodiscard]] static sg::schedule::Table table(sg::Shape shape) {
+    auto const usual = sg::schedule::OneFOneB{}.table(shape);
+    if (shape.microbatches % 2 == 0) return usual;
+    sg::schedule::Table turned;
+    turned.stages = usual.stages;
+    turned.microbatches = usual.microbatches;
+    for (int r = usual.ranks() - 1; r >= 0; --r) {
+      turned.begin_row();
+      for (auto const& action : usual.row(r)) turned.add(action);
+    }
+    return turned;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("mpi/ParameterServer: local steps go on where another program puts the stages", "[mpi]") {
+  for (bool const state : {true, false}) {
+    sg::mpi::ParameterServer const server({.workers = 1});
+    sg::collective::ParameterServer const near({.workers = 1});
+    {
+      auto const make = [&](sg::collective::ServerWorker worker, auto device) {
+        return sg::Pipeline{model()}.with(
+            sg::partition::Cuts{even_cuts(processes())}, Turning{},
+            sg::staleness::LocalSgd{.period = 3, .average_state = state}, std::move(worker), Loss{},
+            adam, device);
+      };
+      auto there = make(server.worker(0), sg::mpi::Processes{});
+      auto here = make(near.worker(0), sg::host::Threads{1});
+      for (int const microbatches : {4, 3, 3, 2, 5, 1, 2}) {
+        auto const batch = data(microbatches, 10.0 * microbatches);
+        REQUIRE(sg::run(there.step(batch)).loss == sg::run(here.step(batch)).loss);
+      }
+      there.gather_parameters();
+      REQUIRE(weights(there) == weights(here));
+      REQUIRE(states(there) == states(here));
+    }
+    server.serve();
+  }
+}
+
+TEST_CASE("mpi/ParameterServer: after a failure, local steps over processes go on from a mean",
+          "[mpi]") {
+  Half const half;
+  sg::mpi::ParameterServer const server({.workers = half.workers});
+  {
+    auto train = sg::Pipeline{model(half.own == 0 ? 4 : -1)}.with(
+        sg::partition::Cuts{even_cuts(half.stages)}, sg::staleness::LocalSgd{.period = 3},
+        server.worker(half.own), Loss{}, adam, half.device());
+    auto const take = [&](int microbatches) -> std::string {
+      try {
+        static_cast<void>(sg::run(train.step(data(microbatches, half.own))));
+      } catch (std::exception const& error) {
+        return error.what();
+      }
+      return {};
+    };
+    for (int step = 0; step < 3; ++step) REQUIRE(take(2).empty());
+    train.gather_parameters();
+    auto const mean = weights(train);
+    REQUIRE(take(2).empty());  // a step beyond the mean
+    train.gather_parameters();
+    REQUIRE(weights(train) != mean);
+    if (half.own == 0) REQUIRE_THAT(take(6), Catch::Matchers::Contains("out of ink"));
+    MPI_Barrier(MPI_COMM_WORLD);  // the others learn of it in their next exchange, before they push
+    std::string said;
+    for (int step = 0; step < 2 && half.own != 0 && said.empty(); ++step) said = take(2);
+    if (half.own != 0) REQUIRE_THAT(said, Catch::Matchers::Contains("has failed"));
+    train.gather_parameters();
+    REQUIRE(weights(train) == mean);
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int step = 0; step < 3; ++step) REQUIRE(take(2).empty());
+    train.gather_parameters();
+    REQUIRE(weights(train) != mean);
+    for (Numbers const& layer : weights(train)) {
+      Numbers first = layer;
+      MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_FLOAT, 0, MPI_COMM_WORLD);
+      REQUIRE(first == layer);
+    }
+  }
+  server.serve();
 }
 
 TEST_CASE(

@@ -76,11 +76,6 @@ template <class Device>
         raise(Errc::bad_configuration,
               "a worker over processes cannot reach a parameter server that lies in one of them; "
               "use mpi::ParameterServer, or host::Threads for its device");
-      if (averages(setup.staleness.pushes))
-        raise(
-            Errc::bad_configuration,
-            "a worker over processes takes no steps of its own between those of the server; use "
-            "host::Threads for its device, or a staleness model that pushes gradients or changes");
     }
     if constexpr (Device::traits.starts_together)
       if (setup.staleness.late != nullptr)

@@ -60,12 +60,7 @@ auto make(Model const& model, sg::collective::ParameterServer const& server, int
 using All = std::vector<Numbers>;
 template <class Trainer> All everything(Trainer& train) {
   All all = weights(train);
-  for (auto const& p : train.parameters())
-    for (auto const& state : p.state) {
-      Numbers values(state.size() / sizeof(float));
-      if (!values.empty()) std::memcpy(values.data(), state.data(), state.size());
-      all.push_back(std::move(values));
-    }
+  for (Numbers& state : states(train)) all.push_back(std::move(state));
   return all;
 }
 

@@ -5,8 +5,10 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <stagger/train/pipeline.hpp>
@@ -111,6 +113,17 @@ template <class Trainer> std::vector<Numbers> weights(Trainer& train) {
     auto const values = p.template values<float>();
     result.emplace_back(values.begin(), values.end());
   }
+  return result;
+}
+/// Likewise what the optimizer remembers.
+template <class Trainer> std::vector<Numbers> states(Trainer& train) {
+  std::vector<Numbers> result;
+  for (auto const& p : train.parameters())
+    for (auto const& state : p.state) {
+      Numbers values(state.size() / sizeof(float));
+      if (!values.empty()) std::memcpy(values.data(), state.data(), state.size());
+      result.push_back(std::move(values));
+    }
   return result;
 }
 

@@ -26,19 +26,25 @@
 namespace stagger::detail {
 
 /// Layers as the server is told of them: of the copies that members of a group have, only the
-/// first has parameters.
-/// @param states  whether the optimizer's states are exchanged too
+/// first has parameters. Where a process has no memory yet for layers, neither have these.
+/// @param states  whether the optimizer's states, at first zeros, are exchanged too
 [[nodiscard]] [[gnu::cold]] inline FixedArray<LayerParameters> layers_told(ModelState const& model,
                                                                            bool states) {
   auto const& layers = model.parameters;
   FixedArray<LayerParameters> told(layers.size());
   for (std::size_t l = 0; l < layers.size(); ++l) {
     List<ParameterDeclaration> declarations;
-    auto const blocks = layers[l].blocks();
-    for (std::size_t b = 0; model.counted(l) && b < (states ? blocks.size() : 1); ++b)
-      for (std::size_t i = 0; i < layers[l].count() && !blocks[b].empty(); ++i)
-        declarations.push_back(layers[l].declaration(i, blocks[b].data()));
-    told[l].adopt(std::move(declarations), static_cast<int>(l), 0);
+    LayerParameters const& layer = layers[l];
+    std::size_t const count = model.counted(l) ? layer.count() : 0;
+    auto const blocks = layer.blocks();
+    auto const kept = static_cast<unsigned>(count != 0 && states ? layer.shape(0).states : 0);
+    for (std::size_t b = 0; b <= kept; ++b)
+      for (std::size_t i = 0; i < count; ++i) {
+        declarations.push_back(layer.present() ? layer.declaration(i, blocks[b].data())
+                                               : layer.declaration(i));
+        if (b != 0) declarations.back().initial = {}, declarations.back().fill = nullptr;
+      }
+    told[l].adopt(std::move(declarations), static_cast<int>(l), 0, nullptr, false, layer.present());
     told[l].release_gradients();
   }
   return told;
@@ -147,11 +153,15 @@ class ServerExchange : public Exchange, protected ParameterListener {
   [[gnu::cold]] void runs(bool const* ranks) override {
     if (!program_->exchanges()) return;
     bool moved = false;
+    spread_ = false;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       CellLayers& cell = cells_[c];
       bool const here = ranks[program_->cells[c].rank];
-      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
+      spread_ = spread_ || !here;
+      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
         if (std::exchange(here_[l], here) != here) moved = moved || here;
+        if (packed_.size() != 0) here ? hold_packed(l) : packed_[l].release();
+      }
       if (!here) cell.count = 0;
     }
     if (open_ && moved) read_moved();
@@ -229,6 +239,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
     }
   }
   [[nodiscard]] bool is_open() const noexcept { return open_; }
+  /// Whether other processes run some of the worker's ranks.
+  [[nodiscard]] bool spread() const noexcept { return spread_; }
 
   /// [layers] the parameters whose values are exchanged.
   [[nodiscard]] FixedArray<LayerParameters>& exchanged() noexcept {
@@ -355,6 +367,10 @@ class ServerExchange : public Exchange, protected ParameterListener {
     rank.spans.push_back({action, start_s, end_s, false});
   }
 
+  [[gnu::cold]] void hold_packed(std::size_t l) {
+    if (packed_[l].hold()) packed_[l].release_gradients();
+  }
+
   [[gnu::cold]] void read_newest() {
     for (CellLayers& cell : cells_)
       for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
@@ -371,6 +387,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   AgreedOptimizer agreed_;
   bool joined_ = false;
   bool open_ = false;
+  bool spread_ = false;
 };
 
 template <class Made>

@@ -14,6 +14,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/engine/detail/server_exchange.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::detail {
 
@@ -225,7 +226,9 @@ class LocalExchange final : public StepExchange {
       for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
       push(in.cell, [this](std::size_t l) { return exchanged()[l].values().data(); });
     } else {
-      if (machine_.commit()) update(in);  // from here on the step cannot fail
+      // From here on the step cannot fail, unless another process fails: then, as after any step that
+      // fails, weights are those of the last mean.
+      if (spread() ? !machine_.failed() : machine_.commit()) update(in);
       tell(in.cell, 1);
     }
     return exchanges;
@@ -238,6 +241,17 @@ class LocalExchange final : public StepExchange {
   }
 
  private:
+  /// The process that ran a stage before has sent its values, while those of the server are from the
+  /// last mean. Reading them tells the server which process exchanges the stage.
+  void read_moved() override {
+    ParameterBlock unused;
+    for (CellLayers const& cell : cells_)
+      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+        unused.make(nullptr, exchanged()[l].bytes_of_values());
+        link_->read(l, unused.data());
+        count(l, TrafficKind::pulls);
+      }
+  }
   /// Takes the optimizer's step for a cell's layers, unless they were updated before, and, since
   /// what comes back from the server is written there, for their copies.
   void update(Instruction const& in) {
