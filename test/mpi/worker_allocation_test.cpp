@@ -33,7 +33,6 @@ namespace {
 
 using namespace scalar_worker;
 
-sg::optimizer::Sgd const sgd{.rate = 0.01};
 auto const streams = [](auto& train, auto const& batch) { return train.stream(batch); };
 auto const steps = [](auto& train, auto const& batch) { return train.step(batch); };
 
@@ -76,25 +75,15 @@ auto with(auto const& staleness, auto schedule, sg::collective::ServerWorker wor
 
 TEST_CASE("mpi/allocation: none in a step of a worker, nor in its servers, after the first",
           "[mpi]") {
-  sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::ParameterGradientProduct,
-                                       sg::staleness::overlapped::SplitLayer,
-                                       sg::staleness::overlapped::ShareLate> const late{
-      .budget = {0.6}};
   for (auto const& where : placements()) {
-    auto const count = [&](auto const& model) {
-      return allocations_of_rounds(
-          processes(), where,
-          [&](auto const& server) {
-            return with(model, sg::schedule::OneFOneB{}, server.worker(process()),
-                        sg::host::Threads{2}, {2});
-          },
-          steps, model);
-    };
-    CHECK(count(sg::staleness::Synchronous{}) == 0);
-    CHECK(count(sg::staleness::Asynchronous{}) == 0);
-    CHECK(count(sg::staleness::StaleSynchronous{2, sg::staleness::Pushes::changes,
-                                                sg::staleness::Adds::in_worker_order}) == 0);
-    CHECK(count(late) == 0);
+    int number = 0;
+    each_model_of_steps([&](auto const& model) {
+      CAPTURE(number++);
+      CHECK(allocations_of_rounds(
+                processes(), where,
+                [&](auto const& server) { return stepping(model, server.worker(process())); },
+                steps, model) == 0);
+    });
   }
 }
 

@@ -27,15 +27,14 @@
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/sim/virtual_clock.hpp>
-#include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
-#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 
 #include "count_allocations.hpp"
 #include "engine/row_oracle.hpp"
 #include "engine/split_model.hpp"
+#include "scalar_worker.hpp"
 
 using namespace small_model;
 
@@ -146,11 +145,9 @@ TEST_CASE("train/allocation: none where replicas take rows of each other", "[tra
 
 namespace {
 
-template <class Model = sg::staleness::Synchronous>
-auto in_step(sg::collective::ParameterServer const& server, int worker,
-             Model const& staleness = {}) {
-  return sg::Pipeline{model()}.with(sg::partition::Even{2}, staleness, server.worker(worker),
-                                    Loss{}, optimizer(), sg::host::Threads{2});
+auto in_step(sg::collective::ParameterServer const& server) {
+  return sg::Pipeline{model()}.with(sg::partition::Even{2}, server.worker(0), Loss{}, optimizer(),
+                                    sg::host::Threads{2});
 }
 auto in_waves(sg::collective::ParameterServer const& server, int worker,
               sg::staleness::Adds adds = sg::staleness::Adds::in_worker_order) {
@@ -183,9 +180,9 @@ TEST_CASE("train/allocation: none in a step of a worker whose groups share layer
 TEST_CASE("train/allocation: none in a step or a stream of a worker after the first", "[train]") {
   auto const few = batch(0, 4, false);
   auto const many = batch(1, 10, false);
-  auto const steps = [&](auto const& staleness) {
+  SECTION("steps") {
     sg::collective::ParameterServer const server({.workers = 1});
-    auto train = in_step(server, 0, staleness);
+    auto train = in_step(server);
     auto const round = [&] {
       sg::run(train.step(few));
       sg::run(train.evaluate(few));
@@ -193,13 +190,7 @@ TEST_CASE("train/allocation: none in a step or a stream of a worker after the fi
     };
     round();
     CHECK(allocations_of(round) == 0);
-  };
-  using sg::staleness::Adds;
-  using sg::staleness::Pushes;
-  steps(sg::staleness::Synchronous{});
-  steps(sg::staleness::Asynchronous{Pushes::changes});
-  for (int const bound : {0, 3})
-    steps(sg::staleness::StaleSynchronous{bound, Pushes::changes, Adds::in_worker_order});
+  }
   for (auto const adds : {sg::staleness::Adds::in_worker_order, sg::staleness::Adds::on_arrival})
     SECTION(adds == sg::staleness::Adds::on_arrival ? "streams on arrival" : "streams in order") {
       sg::collective::ParameterServer const server({.workers = 1});
@@ -212,6 +203,20 @@ TEST_CASE("train/allocation: none in a step or a stream of a worker after the fi
       round();
       CHECK(allocations_of(round) == 0);
     }
+}
+
+TEST_CASE("train/allocation: none in a step of two workers, nor in their server, after the first",
+          "[train]") {
+  int number = 0;
+  scalar_worker::each_model_of_steps([&](auto const& model) {
+    CAPTURE(number++);
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto a = scalar_worker::stepping(model, server.worker(0));
+    auto b = scalar_worker::stepping(model, server.worker(1));
+    CHECK(scalar_worker::allocations_of_a_round(
+              a, b, [](auto& train, auto& batch) { return train.step(batch); },
+              [](auto body) { return allocations_of(body); }) == 0);
+  });
 }
 
 TEST_CASE("train/allocation: prepare takes the engine's part of the first step", "[train]") {
