@@ -35,6 +35,7 @@
 
 #include "sweep.hpp"
 #include "unit/train/overlapped_oracle.hpp"
+#include "unit/train/forwarding_link.hpp"
 #include "unit/train/replay.hpp"
 
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
@@ -387,21 +388,18 @@ TEST_CASE("mpi/ParameterServer: steps that push changes have the bits of a seque
 
 namespace {
 
-/// What all workers have taken, each of them in one process.
-std::vector<std::vector<workers_oracle::Taken>> of_all_processes(
-    std::vector<std::vector<workers_oracle::Taken>> taken) {
-  auto const tell = [](auto& all, MPI_Datatype type, int from) {
-    auto size = static_cast<int>(all.size());
-    MPI_Bcast(&size, 1, MPI_INT, from, MPI_COMM_WORLD);
-    all.resize(static_cast<std::size_t>(size));
-    MPI_Bcast(all.data(), size, type, from, MPI_COMM_WORLD);
-  };
-  for (std::size_t n = 0; n < taken.size(); ++n)
-    for (auto& layer : taken[n]) {
-      tell(layer.own, MPI_UINT32_T, static_cast<int>(n) % processes());
-      tell(layer.values, MPI_FLOAT, static_cast<int>(n) % processes());
+/// What all workers have seen, each of them in one process.
+std::vector<std::vector<workers_oracle::Seen>> of_all_processes(
+    std::vector<std::vector<workers_oracle::Seen>> seen) {
+  for (std::size_t n = 0; n < seen.size(); ++n)
+    for (auto& [values] : seen[n]) {
+      int const from = static_cast<int>(n) % processes();
+      auto size = static_cast<int>(values.size());
+      MPI_Bcast(&size, 1, MPI_INT, from, MPI_COMM_WORLD);
+      values.resize(static_cast<std::size_t>(size));
+      MPI_Bcast(values.data(), size, MPI_FLOAT, from, MPI_COMM_WORLD);
     }
-  return taken;
+  return seen;
 }
 
 }  // namespace
@@ -446,11 +444,11 @@ TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of wav
         sg::mpi::ParameterServer const server(
             {.workers = waves.workers, .log = true, .layer_processes = layer_processes});
         workers_oracle::replay_waves(
-            waves, workers_here(waves.workers), minibatches, optimizer, server,
+            waves, workers_here(waves.workers), minibatches, optimizer,
             [&] { return logs_of_all(server, layer_processes); }, of_all_processes,
-            [&](Through const& through, int n) {
-              return workers_oracle::make(workers_oracle::Arriving{waves}, through, n,
-                                          cuts_of(n, turn), threads, optimizer);
+            [&](int n, auto& seen) {
+              return workers_oracle::make_noting(waves, server.worker(n), cuts_of(n, turn),
+                                                 sg::host::Threads{threads}, optimizer, seen);
             });
         server.serve();
       });

@@ -211,14 +211,15 @@ TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits o
 
 TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits of waves on arrival",
           "[asio]") {
-  sweep_waves(Sweep(31), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(13), [](Waves const& waves, int turn, int threads, int minibatches,
                             auto const& optimizer) {
     OnPort<sg::optimizer::Sgd> const server(waves.workers, {}, true);
     replay_waves(
-        waves, all_of(waves.workers), minibatches, optimizer, server,
+        waves, all_of(waves.workers), minibatches, optimizer,
         [&] { return logs_of(server.server); }, all_here,
-        [&](Through const& through, int n) {
-          return make(Arriving{waves}, through, n, cuts_of(n, turn), threads, optimizer);
+        [&](int n, auto& seen) {
+          return make_noting(waves, server.worker(n), cuts_of(n, turn), sg::host::Threads{threads},
+                             optimizer, seen);
         });
   });
 }

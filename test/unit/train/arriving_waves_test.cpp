@@ -12,9 +12,9 @@
 #include <stagger/schedule/costs.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 
-#include "arriving_waves.hpp"
+#include "replay.hpp"
 
-using namespace arriving_waves;
+using namespace workers_oracle;
 using sg::schedule::Costs;
 
 namespace {
@@ -39,11 +39,11 @@ struct Equal {
   Equal(sg::sim::Links const& links, int distance) {
     sg::sim::Clock const clock(links);
     sg::collective::ParameterServer const server({.workers = 2});
-    sg::staleness::WaveSynchronous const model{.in_flight = 2, .distance = distance};
-    std::vector<std::vector<Seen>> seen(2);
+    Waves const waves{2, 2, distance};
+    std::vector<std::vector<Seen>> seen(2, std::vector<Seen>(layers));
     auto const device = on(clock, Costs::uniform(1, 2, 0));
-    auto a = make(model, server.worker(0), {2}, device, seen[0]);
-    auto b = make(model, server.worker(1), {2}, device, seen[1]);
+    auto a = make_noting(waves, server.worker(0), {2}, device, sgd, seen[0]);
+    auto b = make_noting(waves, server.worker(1), {2}, device, sgd, seen[1]);
     auto const batch = data(40);
     static_cast<void>(sg::run_together(a.stream(batch), b.stream(batch)));
     auto const counts = a.staleness();
@@ -104,43 +104,27 @@ TEST_CASE("train/WaveSynchronous: on arrival, a link that is always busy brings 
 
 TEST_CASE("train/WaveSynchronous: on arrival, minibatches see what the server's log says",
           "[train]") {
-  SECTION("on threads") {
-    for (int const workers : {1, 2, 4})
-      for (int const in_flight : {1, 2, 4})
-        for (int const distance : {0, 1, 8}) {
-          sg::collective::ParameterServer const server(
-              {.workers = workers, .shards = 2, .log = true});
-          compare(
-              {.in_flight = in_flight, .distance = distance}, workers, 21,
-              [&](int n) { return server.worker(n); },
-              [](int n) { return sg::host::Threads{1 + n % 3}; }, [&] { return logs_of(server); });
-        }
-  }
-  SECTION("in virtual time") {
-    std::vector<sg::sim::Links> const links{
-        {},
-        {.rate = 100, .latency_s = 0.5},
-        {.rate = 60,
-         .loss = 0.5,
-         .sharing = sg::sim::Sharing::fifo,
-         .duplex = sg::sim::Duplex::half},
-        {.latency_s = 7, .sharing = sg::sim::Sharing::one_at_a_time}};
-    for (auto const& link : links)
-      for (double const jitter : {0.0, 0.5})
-        for (int const workers : {1, 2, 3})
-          for (int const in_flight : {1, 3})
-            for (int const distance : {0, 1, 2, 8}) {
-              CAPTURE(link.rate, link.latency_s, jitter);
-              sg::sim::Clock const clock(link);
-              sg::collective::ParameterServer const server({.workers = workers, .log = true});
-              compare(
-                  {.in_flight = in_flight, .distance = distance}, workers, 20,
-                  [&](int n) { return server.worker(n); },
-                  [&](int n) {
-                    return on(clock, Costs::uniform(1 + n, 2, 0.5), jitter,
-                              static_cast<std::uint64_t>(n));
-                  },
-                  [&] { return logs_of(server); });
-            }
-  }
+  std::vector<sg::sim::Links> const links{
+      {},
+      {.rate = 100, .latency_s = 0.5},
+      {.rate = 60, .loss = 0.5, .sharing = sg::sim::Sharing::fifo, .duplex = sg::sim::Duplex::half},
+      {.latency_s = 7, .sharing = sg::sim::Sharing::one_at_a_time}};
+  for (auto const& link : links)
+    for (double const jitter : {0.0, 0.5})
+      for (int const workers : {1, 2, 3})
+        for (int const in_flight : {1, 3})
+          for (int const distance : {0, 1, 2, 8}) {
+            CAPTURE(link.rate, link.latency_s, jitter);
+            sg::sim::Clock const clock(link);
+            sg::collective::ParameterServer const server({.workers = workers, .log = true});
+            replay_waves(
+                {workers, in_flight, distance}, all_of(workers), 20, sgd,
+                [&] { return logs_of(server); }, all_here,
+                [&](int n, auto& seen) {
+                  return make_noting({workers, in_flight, distance}, server.worker(n), cuts_of(n),
+                                     on(clock, Costs::uniform(1 + n, 2, 0.5), jitter,
+                                        static_cast<std::uint64_t>(n)),
+                                     sgd, seen);
+                });
+          }
 }

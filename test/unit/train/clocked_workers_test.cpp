@@ -145,17 +145,14 @@ TEST_CASE("train/Clock: workers in virtual time have the bits of a sequential lo
 TEST_CASE("train/Clock: carried out again, the server's log gives the bits of waves on arrival",
           "[train]") {
   using namespace workers_oracle;
-  // With D above 0, which minibatch is the first to see an answer that takes time is not in the log.
   sweep_clocks(Sweep(5), [](Waves const& waves, int minibatches, auto device_of, int turn,
-                            auto const& link) {
-    if (waves.distance != 0 && !link.instant()) return;
+                            auto const&) {
     sg::collective::ParameterServer const server(
         {.workers = waves.workers, .shards = 2, .log = true});
     replay_waves(
-        waves, all_of(waves.workers), minibatches, adam, server, [&] { return logs_of(server); },
-        all_here,
-        [&](Through const& through, int n) {
-          return make_on(device_of(n), Arriving{waves}, through, n, cuts_of(n, turn), adam);
+        waves, all_of(waves.workers), minibatches, adam, [&] { return logs_of(server); }, all_here,
+        [&](int n, auto& seen) {
+          return make_noting(waves, server.worker(n), cuts_of(n, turn), device_of(n), adam, seen);
         });
   });
 }

@@ -6,15 +6,11 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "forwarding_link.hpp"
 #include "workers_oracle.hpp"
 
 namespace workers_oracle {
@@ -45,37 +41,6 @@ struct LayerReplay {
       count += event.kind == ServerEvent::Kind::added && event.pushes < pushes &&
                static_cast<std::size_t>(event.worker) == worker;
     return count;
-  }
-  /// Calls `each(pushes of all)` for what a worker took that contained so many of its own pushes.
-  template <class Each> void each_taken(std::size_t worker, std::size_t own, Each each) const {
-    std::size_t count = 0;
-    for (ServerEvent const& event : log) {
-      if (static_cast<std::size_t>(event.worker) != worker) continue;
-      if (event.kind == ServerEvent::Kind::added)
-        ++count;
-      else if (count == own)
-        each(event.pushes);
-    }
-  }
-  /// What a worker read behind so many of its own pushes; null, if it is not known yet.
-  [[nodiscard]] Numbers const* read(std::size_t worker, std::size_t own) const {
-    std::size_t last = log.size();
-    each_taken(worker, own, [&](std::size_t pushes) { last = pushes; });
-    return last < after.size() ? &after[last] : nullptr;
-  }
-  /// What a worker took with so many of its own pushes, and these values: the same from the log.
-  [[nodiscard]] Numbers const* find(std::size_t worker, std::size_t own,
-                                    Numbers const& values) const {
-    Numbers const* found = nullptr;
-    bool unknown = false;
-    each_taken(worker, own, [&](std::size_t pushes) {
-      if (pushes >= after.size())
-        unknown = true;
-      else if (after[pushes] == values)
-        found = &after[pushes];
-    });
-    REQUIRE((found != nullptr || unknown));
-    return found;
   }
 };
 
@@ -179,110 +144,6 @@ void replay_steps(Replay& replay, Optimizer const& optimizer,
   for (std::size_t n = 0; n < N; ++n) REQUIRE(pushes[n].size() == batches[n].size());
 }
 
-/// What a worker has taken in its streams, of one layer. Over a connection an answer is used only once
-/// it has come, which the server does not know.
-struct Taken {
-  std::vector<std::uint32_t> own{};  // [snapshots] of its pushes in the stream
-  std::vector<float> values{};       // [snapshots][elements]
-
-  [[nodiscard]] Numbers at(std::size_t snapshot) const {
-    auto const first = values.begin() + static_cast<std::ptrdiff_t>(snapshot * size);
-    return {first, first + static_cast<std::ptrdiff_t>(size)};
-  }
-  static constexpr std::size_t size = width * width + width;
-};
-class Witness final : public Forwarding {
- public:
-  /// @param taken  [layers]
-  Witness(std::shared_ptr<sg::detail::ParameterLink> link, std::vector<Taken>& taken)
-      : Forwarding(std::move(link)), taken_(taken) {}
-  sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
-    auto const tag = Forwarding::take(l, rounds, values);
-    Taken& own = taken_[l];
-    own.own.push_back(tag.own);
-    own.values.resize(own.values.size() + Taken::size);
-    std::memcpy(&*(own.values.end() - Taken::size), values, Taken::size * sizeof(float));
-    return tag;
-  }
-
- private:
-  std::vector<Taken>& taken_;
-};
-
-/// Streams of workers that push a sum of changes for each wave.
-/// @param taken  [workers][layers]
-template <class Optimizer>
-std::vector<Numbers> replay_streams(Replay& replay, Optimizer const& optimizer, std::size_t Nm,
-                                    std::vector<std::vector<Batch>> const& batches,
-                                    std::vector<std::vector<Taken>> const& taken) {
-  std::size_t const N = replay.workers();
-  std::vector<OracleWorker<Optimizer>> workers(N);
-  std::vector<std::size_t> stream(N), m(N), made(N);
-  std::vector<std::size_t> before(N),
-      versions(N);  // pushes, and snapshots taken, before the stream
-  // A worker's pushes are those of all streams, behind each other; its changes those of this one.
-  auto const advance = [&](std::size_t n) {
-    if (stream[n] == batches[n].size()) return false;
-    Batch const& batch = batches[n][stream[n]];
-    std::size_t const count = batch.inputs.size();
-    std::size_t const own = m[n] + 1 > Nm ? m[n] + 1 - Nm : 0;
-    std::vector<Numbers> w;
-    for (std::size_t l = 0; l < layers; ++l) {
-      // At first what it has read, then a snapshot for each wave, which may be one from before that.
-      std::size_t contains = 0;
-      Numbers const* values = nullptr;
-      if (own / Nm == 0) {
-        values = replay.layer(l).read(n, before[n]);
-      } else {
-        std::size_t const snapshot = versions[n] + own / Nm - 1;
-        contains = taken[n][l].own.at(snapshot);
-        REQUIRE(contains <= own / Nm);
-        values = replay.layer(l).find(n, before[n] + contains, taken[n][l].at(snapshot));
-      }
-      if (values == nullptr) return false;
-      w.push_back(*values);
-      for (std::size_t c = contains; c < own / Nm; ++c)
-        add(w[l], workers[n].pushes[l][before[n] + c]);
-      for (std::size_t q = own / Nm * Nm; q < own; ++q) add(w[l], workers[n].changes[l][q]);
-    }
-    workers[n].batch = batch;
-    workers[n].train(optimizer, w, m[n], static_cast<int>(++made[n]));
-    if (++m[n] % Nm == 0 || m[n] == count)
-      for (std::size_t l = 0; l < layers; ++l) {
-        std::size_t const begin = (m[n] - 1) / Nm * Nm;
-        auto sum = workers[n].changes[l][begin];
-        for (std::size_t q = begin + 1; q < m[n]; ++q) add(sum, workers[n].changes[l][q]);
-        workers[n].pushes[l].push_back(sum);
-      }
-    if (m[n] == count) {
-      before[n] += (count + Nm - 1) / Nm;
-      versions[n] += own / Nm;
-      for (auto& changes : workers[n].changes) changes.clear();
-      m[n] = 0;
-      ++stream[n];
-    }
-    return true;
-  };
-  for (bool any = true; any;) {
-    any = false;
-    for (std::size_t n = 0; n < N; ++n)
-      while (advance(n)) any = true;
-    any = replay.advance(
-              [&](std::size_t n, std::size_t push, std::size_t l) -> Numbers const* {
-                return push < workers[n].pushes[l].size() ? &workers[n].pushes[l][push] : nullptr;
-              },
-              [&](Numbers& values, Numbers const& sum, std::size_t, std::size_t) {
-                add(values, sum);
-              }) ||
-          any;
-  }
-  for (std::size_t n = 0; n < N; ++n) {
-    REQUIRE(stream[n] == batches[n].size());
-    for (Taken const& each : taken[n]) REQUIRE(each.own.size() == versions[n]);
-  }
-  return replay.last();
-}
-
 /// Of a server in this process.
 inline std::vector<std::vector<ServerEvent>> logs_of(
     sg::collective::ParameterServer const& server) {
@@ -324,36 +185,127 @@ void replay_drifting(sg::staleness::Pushes pushes, int workers, std::vector<int>
   }
 }
 
-/// Waves that are added on arrival.
-struct Arriving : Waves {
-  [[nodiscard]] sg::staleness::WaveSynchronous model() const {
-    return {.in_flight = in_flight, .distance = distance};
+/// The weights with which a layer computed, of one minibatch after the other.
+struct Seen {
+  std::vector<float> values{};
+  [[nodiscard]] Numbers at(std::size_t minibatch) const {
+    constexpr std::ptrdiff_t size = width * width + width;
+    auto const first = values.begin() + static_cast<std::ptrdiff_t>(minibatch) * size;
+    return {first, first + size};
+  }
+};
+/// Notes the weights of each forward.
+struct NotingLayer : Layer {
+  Seen* seen;
+  NotingLayer(int stage, Seen& noted) : Layer(stage), seen(&noted) {}
+  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
+    auto const w = context[weight];
+    seen->values.insert(seen->values.end(), w.begin(), w.end());
+    Layer::forward(context, x, y, saved);
   }
 };
 
-/// Two streams of each worker, whose waves are added on arrival. In the end all have the bits of the
-/// server's log.
+/// A worker whose waves are added on arrival.
+/// @param seen  [layers], outlives the trainer
+template <class Device, class Optimizer>
+auto make_noting(Waves const& waves, sg::collective::ServerWorker const& worker,
+                 std::vector<int> cuts, Device device, Optimizer const& optimizer,
+                 std::vector<Seen>& seen) {
+  std::vector<NotingLayer> stack;
+  for (int l = 0; l < layers; ++l) stack.emplace_back(l, seen[static_cast<std::size_t>(l)]);
+  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+      sg::partition::Cuts{std::move(cuts)}, sg::schedule::Fifo{.in_flight = waves.in_flight},
+      sg::staleness::WaveSynchronous{.in_flight = waves.in_flight, .distance = waves.distance},
+      worker, Loss{}, optimizer, std::move(device));
+}
+
+/// Looks up what each minibatch saw: weights that its worker had taken from the server, with the
+/// waves of every worker that it needs, then its own waves that these lacked, then its own
+/// minibatches. All of a wave see the same weights of the server, and none older ones than before.
+/// @param batches  [workers][streams]
+/// @param seen     [workers][layers], of all streams
+/// @return         the weights behind all pushes
+template <class Optimizer>
+std::vector<Numbers> look_up(Replay& replay, Waves const& waves, Optimizer const& optimizer,
+                             std::vector<std::vector<Batch>> const& batches,
+                             std::vector<std::vector<Seen>> const& seen) {
+  std::size_t const N = batches.size();
+  auto const Nm = static_cast<std::size_t>(waves.in_flight);
+  std::vector<OracleWorker<Optimizer>> workers(N);
+  for (std::size_t n = 0; n < N; ++n) {
+    std::size_t made = 0;
+    for (Batch const& batch : batches[n]) {
+      workers[n].batch = batch;
+      for (std::size_t m = 0; m < batch.inputs.size(); ++m, ++made) {
+        std::vector<Numbers> w;
+        for (std::size_t l = 0; l < layers; ++l) w.push_back(seen[n][l].at(made));
+        workers[n].train(optimizer, w, m, static_cast<int>(made) + 1);
+        for (std::size_t l = 0; l < layers; ++l)
+          m % Nm == 0 ? workers[n].pushes[l].push_back(workers[n].changes[l].back())
+                      : add(workers[n].pushes[l].back(), workers[n].changes[l].back());
+      }
+    }
+  }
+  replay.advance(
+      [&](std::size_t n, std::size_t push, std::size_t l) {
+        return &workers[n].pushes[l].at(push);
+      },
+      [](Numbers& values, Numbers const& sum, std::size_t, std::size_t) { add(values, sum); });
+
+  for (std::size_t n = 0; n < N; ++n)
+    for (std::size_t l = 0; l < layers; ++l) {
+      LayerReplay const& layer = replay.layer(l);
+      auto const& takes = layer.takes[n];
+      std::vector<std::size_t> before(N);  // pushes of streams before
+      std::size_t made = 0, take = 0;
+      for (std::size_t s = 0; s < batches[n].size(); ++s) {
+        std::size_t const count = batches[n][s].inputs.size();
+        auto const fits = [&](std::size_t m, std::size_t pushes) {
+          for (std::size_t o = 0; o < N; ++o)
+            if (layer.own(o, pushes) < before[o] + waves.needed(m)) return false;
+          std::size_t const own = m + 1 > Nm ? m + 1 - Nm : 0;
+          std::size_t const has = layer.own(n, pushes) - before[n];
+          if (has > own / Nm) return false;
+          Numbers w = layer.after[pushes];
+          for (std::size_t wave = has; wave < own / Nm; ++wave)
+            add(w, workers[n].pushes[l][before[n] + wave]);
+          for (std::size_t q = own / Nm * Nm; q < own; ++q) add(w, workers[n].changes[l][made + q]);
+          return w == seen[n][l].at(made + m);
+        };
+        for (std::size_t m = 0; m < count; ++m) {
+          CAPTURE(n, l, s, m);
+          if ((m + 1) % Nm == 0 || m == 0)  // it may take newer weights
+            while (take < takes.size() && !fits(m, takes[take])) ++take;
+          REQUIRE(take < takes.size());
+          REQUIRE(fits(m, takes[take]));
+        }
+        made += count;
+        for (std::size_t o = 0; o < N; ++o)
+          before[o] += (batches[o][s].inputs.size() + Nm - 1) / Nm;
+      }
+    }
+  return replay.last();
+}
+
+/// Two streams of each worker, whose waves are added on arrival: looks up what they saw. In the end
+/// all have the bits of the server's log.
 /// @param own   the workers of this process
-/// @param server  whatever has workers
-/// @param logs    as of replay_drifting
-/// @param all     (what each worker has taken, in this process) -> the same of all processes
-/// @param make    (server, worker) -> trainer
-template <class Optimizer, class Server, class Logs, class All, class Make>
+/// @param logs  as of replay_drifting
+/// @param all   (what each worker has seen, in this process) -> the same of all processes
+/// @param make  (worker, seen) -> trainer, by make_noting
+template <class Optimizer, class Logs, class All, class Make>
 void replay_waves(Waves const& waves, std::vector<int> const& own, int minibatches,
-                  Optimizer const& optimizer, Server const& server, Logs logs, All all, Make make) {
-  CAPTURE(waves.workers, waves.in_flight, minibatches);
+                  Optimizer const& optimizer, Logs logs, All all, Make make) {
+  CAPTURE(waves.workers, waves.in_flight, waves.distance, minibatches);
   auto const N = static_cast<std::size_t>(waves.workers);
   std::vector<std::vector<Batch>> batches(N);
   for (std::size_t n = 0; n < N; ++n)
-    for (int stream = 0; stream < 2; ++stream)
+    for (int const count : {minibatches, 5})
       batches[n].push_back(
-          data(stream == 0 ? minibatches : 3, static_cast<double>(n) + 10.0 * stream));
-  std::vector<std::vector<Taken>> taken(N, std::vector<Taken>(layers));
-  std::vector<decltype(make(Through{}, 0))> trainers;
-  for (int const n : own)
-    trainers.push_back(make(Through{std::make_shared<Witness>(server.worker(n).link(),
-                                                              taken[static_cast<std::size_t>(n)])},
-                            n));
+          data(count, static_cast<double>(n) + 10.0 * static_cast<double>(batches[n].size())));
+  std::vector<std::vector<Seen>> seen(N, std::vector<Seen>(layers));
+  std::vector<decltype(make(0, seen[0]))> trainers;
+  for (int const n : own) trainers.push_back(make(n, seen[static_cast<std::size_t>(n)]));
   for (std::size_t stream = 0; stream < 2; ++stream) {
     std::vector<sg::Step> steps;
     for (std::size_t k = 0; k < own.size(); ++k)
@@ -361,14 +313,12 @@ void replay_waves(Waves const& waves, std::vector<int> const& own, int minibatch
     sg::run_together(std::move(steps));
   }
   Replay replay(logs(), N);
-  auto const last = replay_streams(replay, optimizer, static_cast<std::size_t>(waves.in_flight),
-                                   batches, all(taken));
+  auto const last = look_up(replay, waves, optimizer, batches, all(seen));
   for (auto& trainer : trainers) REQUIRE(weights(trainer) == last);
 }
 /// Of all workers in this process.
-inline std::vector<std::vector<Taken>> const& all_here(
-    std::vector<std::vector<Taken>> const& taken) {
-  return taken;
+inline std::vector<std::vector<Seen>> const& all_here(std::vector<std::vector<Seen>> const& seen) {
+  return seen;
 }
 
 }  // namespace workers_oracle

@@ -42,10 +42,11 @@ TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of w
     sg::collective::ParameterServer const server(
         {.workers = waves.workers, .shards = 2, .log = true});
     replay_waves(
-        waves, all_of(waves.workers), minibatches, optimizer, server,
-        [&] { return logs_of(server); }, all_here,
-        [&](Through const& through, int n) {
-          return make(Arriving{waves}, through, n, cuts_of(n, turn), threads, optimizer);
+        waves, all_of(waves.workers), minibatches, optimizer, [&] { return logs_of(server); },
+        all_here,
+        [&](int n, auto& seen) {
+          return make_noting(waves, server.worker(n), cuts_of(n, turn), sg::host::Threads{threads},
+                             optimizer, seen);
         });
   });
 }
