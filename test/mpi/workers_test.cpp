@@ -34,8 +34,8 @@
 #include <stagger/train/pipeline.hpp>
 
 #include "sweep.hpp"
-#include "unit/train/overlapped_oracle.hpp"
 #include "unit/train/forwarding_link.hpp"
+#include "unit/train/overlapped_oracle.hpp"
 #include "unit/train/replay.hpp"
 
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
