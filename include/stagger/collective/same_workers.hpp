@@ -42,6 +42,12 @@ using stagger::detail::WorkerRules;
   return text(pushes[static_cast<int>(rules.pushes)], ", to be added ",
               adds[static_cast<int>(rules.adds)]);
 }
+/// How far a worker may be ahead, as text.
+[[nodiscard]] [[gnu::cold]] inline std::string lead_of(WorkerRules const& rules) {
+  return rules.ahead == WorkerRules::unlimited ? "any number of pushes"
+                                               : counted(rules.ahead, "push");
+}
+
 /// The parameters of a layer, as text.
 [[nodiscard]] [[gnu::cold]] inline std::string parameters_of(LayerShape const& layer) {
   std::string all;
@@ -65,6 +71,10 @@ using stagger::detail::WorkerRules;
     raise(Errc::mismatch, "worker ", worker, " pushes ", pushes_of(rules),
           ", where the others push ", pushes_of(others),
           "; give all workers the same staleness model");
+  if (rules.ahead != others.ahead)
+    raise(Errc::mismatch, "worker ", worker, " may be ", lead_of(rules),
+          " ahead of the slowest, the others ", lead_of(others),
+          "; give all workers the same staleness model, with the same numbers");
   if (rules.late != others.late ||
       (rules.late != nullptr && !rules.late->equal(rules.late_policy, others.late_policy)))
     raise(Errc::mismatch, "layers of worker ", worker,

@@ -65,8 +65,7 @@ class Piece {
 [[gnu::cold]] [[gnu::noinline]] inline std::string join_counted(std::int64_t count,
                                                                 std::string const& singular) {
   std::size_t const last = singular.size() - 1;
-  bool const hisses =
-      singular[last] == 's' || (singular[last] == 'h' && last != 0 && singular[last - 1] == 'c');
+  bool const hisses = singular[last] == 's' || singular.ends_with("ch") || singular.ends_with("sh");
   return join({count, " ", singular, count == 1 ? "" : hisses ? "es" : "s"});
 }
 

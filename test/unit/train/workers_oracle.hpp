@@ -427,6 +427,10 @@ template <class Server> void refuses_others(Server const& server) {
   auto a = make(waves, server, 0, {2}, 1, sgd);
   REQUIRE_THROWS_WITH(make(Waves{2, 3, 0}, server, 1, {2}, 1, sgd),
                       Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
+  REQUIRE_THROWS_WITH(make(Waves{2, 2, 3}, server, 1, {2}, 1, sgd),
+                      Catch::Matchers::Contains("worker 1 may be 5 pushes ahead of the slowest, "
+                                                "the others 2 pushes; give all workers the same "
+                                                "staleness model"));
   REQUIRE_THROWS_WITH(
       make(waves, server, 1, {2}, 1, sg::optimizer::Sgd{.rate = 0.5}),
       Catch::Matchers::Contains("worker 1 and the others disagree on the optimizer: worker 1 has "

@@ -464,3 +464,20 @@ TEST_CASE("train/ParameterServer: refuses workers that push other things", "[tra
       Catch::Matchers::Contains("worker 1 pushes gradients, to be added on arrival, where the "
                                 "others push changes, to be added in the order of workers"));
 }
+
+TEST_CASE("train/ParameterServer: refuses workers with other bounds on how far they may be ahead",
+          "[train]") {
+  using sg::staleness::Asynchronous;
+  using sg::staleness::StaleSynchronous;
+  auto const refused = [](auto const& first, auto const& second, char const* words) {
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto const a = stepping(first, server, 0, sgd);
+    CHECK_THROWS_WITH(stepping(second, server, 1, sgd), Catch::Matchers::Contains(words));
+  };
+  refused(StaleSynchronous{1}, StaleSynchronous{3},
+          "worker 1 may be 4 pushes ahead of the slowest, the others 2 pushes");
+  refused(StaleSynchronous{1}, Asynchronous{},
+          "worker 1 may be any number of pushes ahead of the slowest, the others 2 pushes");
+  refused(Asynchronous{}, StaleSynchronous{0},
+          "worker 1 may be 1 push ahead of the slowest, the others any number of pushes");
+}
