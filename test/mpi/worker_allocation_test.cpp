@@ -65,6 +65,11 @@ long allocations_of_rounds(int workers, std::vector<int> layer_processes, Make m
 /// The layers in each process in turn, or all in the last one.
 std::vector<std::vector<int>> placements() { return {{}, std::vector<int>(3, processes() - 1)}; }
 
+sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::ParameterGradientProduct,
+                                     sg::staleness::overlapped::SplitLayer,
+                                     sg::staleness::overlapped::ShareLate> const late{
+    .budget = {0.6}};
+
 auto with(auto const& staleness, auto schedule, sg::collective::ServerWorker worker, auto device,
           std::vector<int> cuts) {
   return pipeline().with(sg::partition::Cuts{std::move(cuts)}, schedule, staleness,
@@ -111,6 +116,7 @@ TEST_CASE("mpi/allocation: none in a worker that lies in several processes", "[m
     };
     CHECK(count(sg::staleness::Synchronous{}) == 0);
     CHECK(count(sg::staleness::LocalSgd{.period = 2}) == 0);
+    CHECK(count(late) == 0);
     CHECK(allocations_of_rounds(
               1, where,
               [&](auto const& server) {

@@ -47,25 +47,24 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     });
   }
   /// @param told    notified of the late layers, now or once they are chosen; until reset()
-  /// @throws Error  the error of the choice; mismatch for a step before the last one that was
-  ///                chosen for
+  /// @throws Error  the error of the choice; mismatch for a step whose choice is not kept any more
   /// @param active  as for add_loss
   void ask(int client, std::uint32_t step, stagger::detail::ParameterListener& told,
            std::atomic<bool> const& active) {
     std::lock_guard const lock(mutex_);
     if (!active.load()) return;  // the worker is told why elsewhere
     if (failure_) std::rethrow_exception(failure_);
-    if (step < layers_.step())
+    if (step + (layers_.chooses() ? 0 : 1) < layers_.step())
       raise(Errc::mismatch, "a worker asks which layers are late in step ", step,
             ", but those of step ", layers_.step(),
             " have been chosen; take the steps of all workers in turn");
-    asks_[client] = &told;
-    if (step == layers_.step()) answer();
+    asks_[client] = {&told, step};
+    answer();
   }
   /// A worker takes no further step, so late layers can no longer be chosen for the others.
   void leave(int worker, int client) noexcept {
     std::lock_guard const lock(mutex_);
-    asks_[client] = nullptr;
+    asks_[client] = {};
     if (failure_) return;
     try {
       failure_ = std::make_exception_ptr(stagger::Error(
@@ -82,7 +81,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     std::lock_guard const lock(mutex_);
     layers_.reset();
     failure_ = nullptr;
-    for (auto& told : asks_) told = nullptr;
+    for (Asked& asked : asks_) asked = {};
   }
 
  private:
@@ -101,22 +100,29 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     if (failure && !failure_) failure_ = failure;
     if (chosen || failure) answer();
   }
+  struct Asked {
+    stagger::detail::ParameterListener* told = nullptr;  // null: nobody
+    std::uint32_t step = 0;
+  };
+
+  /// Answers those whose step has been chosen for; others may be a step ahead.
   void answer() noexcept {
-    for (auto& asks : asks_) {
-      auto* const told = std::exchange(asks, nullptr);
-      if (told == nullptr) continue;
+    for (Asked& asked : asks_) {
+      auto const [told, step] = asked;
+      if (told == nullptr || (!failure_ && step > layers_.step())) continue;
+      asked = {};
       if (failure_)
         told->lost(failure_);
       else if (layers_.chooses())
-        told->late_layers(layers_.step(), layers_.late());
+        told->late_layers(step, layers_.late());
       else
-        told->late_scores(layers_.step(), layers_.scores(), layers_.loss());
+        told->late_scores(step, layers_.scores(step), layers_.loss(step));
     }
   }
 
   std::mutex mutex_;
   stagger::detail::LateLayers layers_;
-  FixedArray<stagger::detail::ParameterListener*> asks_;  // [clients] whom to answer; null: nobody
+  FixedArray<Asked> asks_;  // [clients] whom to answer
   std::exception_ptr failure_;
 };
 

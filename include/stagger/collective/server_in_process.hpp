@@ -271,9 +271,11 @@ class ServerInProcess {
     answer(l);
   }
   void report(int client, double loss) {
+    begin_without_layers(client);
     late_->add_loss(worker_of(client), loss, clients_[client].active);
   }
   void ask_late(int client, std::uint32_t step) {
+    begin_without_layers(client);
     clients_.require_active(client);
     late_->ask(client, step, *clients_[client].listener, clients_[client].active);
   }
@@ -347,6 +349,16 @@ class ServerInProcess {
     std::exception_ptr const lost = failure_of(worker, pushes);
     for (int n = 0; n < clients_.size(); ++n)
       if (told[n]) clients_[n].listener->lost(lost);
+  }
+
+  /// A process of a worker that runs none of the layers here begins its stream when it speaks of
+  /// late layers.
+  void begin_without_layers(int client) {
+    Client& own = clients_[client];
+    if (!own.begins) return;
+    std::lock_guard const lock(joining_);
+    own.begins = false;
+    own.active.store(!clients_.lost_before(client, layers_.failures(worker_of(client))));
   }
 
   /// In layers that the process has run, the last push was not marked as the last. @pre likewise

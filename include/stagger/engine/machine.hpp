@@ -179,7 +179,7 @@ class Machine : public StepStatus {
 
   /// Sets the exchange with a parameter server.
   void set_exchange(std::unique_ptr<Exchange> made) noexcept { exchange_ = std::move(made); }
-  [[nodiscard]] Exchange const* exchange() const noexcept { return exchange_.get(); }
+  [[nodiscard]] Exchange* exchange() const noexcept { return exchange_.get(); }
   /// Says which ranks of the loaded program this process runs. @param ranks  [ranks]
   void runs(bool const* ranks) {
     if (exchange_ != nullptr) exchange_->runs(ranks);

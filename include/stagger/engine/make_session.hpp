@@ -77,11 +77,6 @@ template <class Device>
               "a worker over processes cannot reach a parameter server that lies in one of them; "
               "use mpi::ParameterServer, or host::Threads for its device");
     }
-    if constexpr (Device::traits.starts_together)
-      if (setup.staleness.late != nullptr)
-        raise(Errc::bad_configuration,
-              "layers of a worker over processes cannot be late; use host::Threads or "
-              "sim::VirtualClock for its device, or staleness::Synchronous");
     if constexpr (Device::traits.holds_own_stages)
       if (!replicas.empty())
         raise(Errc::bad_configuration,

@@ -6,6 +6,7 @@
 ///         ICPP 2023, section 4.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -146,6 +147,7 @@ class LateLayers {
         bytes_(std::move(bytes)),
         scores_(bytes_.size()),
         losses_(losses),
+        told_(chooses ? 0 : 2 * bytes_.size()),
         bitmap_((bytes_.size() + 7) / 8),
         workers_(static_cast<int>(workers)),
         chooses_(chooses) {
@@ -156,16 +158,14 @@ class LateLayers {
 
   [[nodiscard]] LateChoice const& choice() const noexcept { return *choice_; }
   [[nodiscard]] bool chooses() const noexcept { return chooses_; }
-  /// [layers] Scores of the last step, if the workers choose.
-  [[nodiscard]] std::span<double const> scores() const noexcept {
-    return {scores_.data(), scores_.size()};
+  /// If the workers choose: [layers] scores for the choice of a step, and the mean loss with them.
+  /// Those of the choice before are kept too: a process of a worker that runs other layers than
+  /// those that are pushed next may ask later.
+  /// @pre step() - 1 <= step <= step()
+  [[nodiscard]] std::span<double const> scores(std::uint32_t step) const noexcept {
+    return {told_.data() + (step % 2) * scores_.size(), scores_.size()};
   }
-  /// Mean loss of that step.
-  [[nodiscard]] double loss() const noexcept {
-    double sum = 0;
-    for (double const each : losses_) sum += each;
-    return sum / static_cast<double>(losses_.size());
-  }
+  [[nodiscard]] double loss(std::uint32_t step) const noexcept { return told_loss_[step % 2]; }
   /// The step whose late layers, or the scores for choosing them, are known, counted from 0.
   [[nodiscard]] std::uint32_t step() const noexcept { return step_; }
   [[nodiscard]] LateSet late() const noexcept {
@@ -195,11 +195,19 @@ class LateLayers {
     missing_ = candidates_.size() + losses_.size();
     if (chooses_) choose();
     ++step_;
+    if (chooses_) return true;
+    std::copy(scores_.begin(), scores_.end(), told_.begin() + (step_ % 2) * scores_.size());
+    told_loss_[step_ % 2] = mean_loss();
     return true;
+  }
+  [[nodiscard]] double mean_loss() const noexcept {
+    double sum = 0;
+    for (double const each : losses_) sum += each;
+    return sum / static_cast<double>(losses_.size());
   }
 
   void choose() {
-    double const budget = choice_->budget({step_, loss(), model_bytes_, workers_});
+    double const budget = choice_->budget({step_, mean_loss(), model_bytes_, workers_});
     std::size_t c = 0;
     for (std::size_t l = 0; l < bytes_.size(); ++l) {
       if (bytes_[l] == 0) continue;
@@ -243,6 +251,8 @@ class LateLayers {
   List<std::uint64_t> bytes_;  // [layers]
   List<double> scores_;        // [layers]
   List<double> losses_;
+  List<double> told_;  // [2][layers] see scores()
+  std::array<double, 2> told_loss_{};
   List<std::byte> bitmap_;
   List<LateCandidate> candidates_;  // layers that have parameters
   std::size_t split_ = 0;           // the layer of which only

@@ -44,6 +44,8 @@ class Exchange {
   [[nodiscard]] virtual std::shared_ptr<Program const> late_answers(Program const&) const {
     return nullptr;
   }
+  /// Waits for such weights of the stages of this process on the calling thread, without a program.
+  virtual void await_late_answers() {}
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
   /// The worker's number at the server.
   [[nodiscard]] virtual int worker() const noexcept = 0;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <utility>
 
+#include <stagger/core/backoff.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
@@ -37,30 +38,20 @@ class OverlappedExchange final : public ServerExchange {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       LayerParameters& own = machine.parameters()[l];
       if (calls().predict != nullptr) own.reserve_versions(2);
-      if (calls().remember != nullptr) layers_[l].kept.make(nullptr, own.bytes_of_values());
+      if (own.present()) make_memory(l);
     }
   }
   ~OverlappedExchange() override { leave(); }
 
+  [[gnu::cold]] void runs(bool const* ranks) override {
+    ServerExchange::runs(ranks);
+    for (CellLayers const& cell : cells_) each_layer(cell, [&](std::size_t l) { make_memory(l); });
+  }
+
   void begin_step() override {
     if (program_->training) agreed().require(machine_, staleness_);
     if (open()) steps_ = known_ = 0;
-    bool const asks = program_->training && known_ != steps_;
-    for (std::size_t c = 0; c < cells_.size(); ++c) {
-      std::size_t missing = asks ? 1 : 0;
-      each_layer(cells_[c], [&](std::size_t l) {
-        layers_[l].here.store(false);
-        if (late(l, steps_ - 1) != 0) ++missing;
-      });
-      cells_[c].missing.store(missing);
-      if (missing == 0) tell(c, 1);
-    }
-    for (CellLayers& cell : cells_)
-      each_layer(cell, [&](std::size_t l) {
-        if (ByteRange const part{0, late(l, steps_ - 1)}; part.last != 0)
-          link_->ask_part(l, steps_, part);
-      });
-    if (asks) link_->ask_late(steps_);
+    ask(program_->training && known_ != steps_);
   }
 
   bool execute(Machine& machine, Instruction const& in) override {
@@ -88,6 +79,25 @@ class OverlappedExchange final : public ServerExchange {
       if (late(l, steps_ - 1) != 0) return std::make_shared<Program const>(only_answers(program));
     return nullptr;
   }
+  [[gnu::cold]] void await_late_answers() override {
+    if (!is_open() || !program_->exchanges()) return;
+    try {
+      ask(false);
+      auto const here = [this] {
+        for (CellLayers const& cell : cells_)
+          if (cell.missing.load() != 0 && !lost_.load()) return false;
+        return true;
+      };
+      if (double const deadline_s = machine_.options().deadline_s; !wait_until(here, deadline_s))
+        raise(Errc::deadline, "late values have not arrived for ", deadline_s,
+              " s; the worker waits for ", waits_for());
+      if (lost_.load()) raise(Errc::peer_failed, "another worker has failed");
+      for (CellLayers const& cell : cells_) take_late(cell);
+    } catch (Error const& error) {
+      close(std::current_exception());
+      if (error.code() != Errc::peer_failed) throw;  // otherwise the weights are now the server's
+    }
+  }
   [[nodiscard]] std::uint64_t bytes() const override {
     std::uint64_t sum = 0;
     for (Layer const& layer : layers_) sum += layer.kept.size();
@@ -102,6 +112,31 @@ class OverlappedExchange final : public ServerExchange {
     std::atomic<bool> here{false};  // whether the late values of the step before have arrived
     ParameterBlock kept{};          // memory of the prediction
   };
+
+  [[gnu::cold]] void make_memory(std::size_t l) {
+    std::size_t const bytes = machine_.parameters()[l].bytes_of_values();
+    ParameterBlock& kept = layers_[l].kept;
+    if (calls().remember != nullptr && kept.size() != bytes) kept.make(nullptr, bytes);
+  }
+  /// Asks for the values that were late in the step before.
+  /// @param which  whether to ask also which layers are late in this one
+  void ask(bool which) {
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      std::size_t missing = which ? 1 : 0;
+      each_layer(cells_[c], [&](std::size_t l) {
+        layers_[l].here.store(false);
+        if (late(l, steps_ - 1) != 0) ++missing;
+      });
+      cells_[c].missing.store(missing);
+      if (missing == 0) tell(c, 1);
+    }
+    for (CellLayers& cell : cells_)
+      each_layer(cell, [&](std::size_t l) {
+        if (ByteRange const part{0, late(l, steps_ - 1)}; part.last != 0)
+          link_->ask_part(l, steps_, part);
+      });
+    if (which) link_->ask_late(steps_);
+  }
 
   [[nodiscard]] LateCalls const& calls() const noexcept { return *staleness_.late; }
   [[nodiscard]] std::size_t late(std::size_t l, std::uint32_t step) const noexcept {
@@ -199,6 +234,7 @@ class OverlappedExchange final : public ServerExchange {
 
   [[gnu::cold]] void close(std::exception_ptr const& why) {
     ServerExchange::close(why);
+    lost_.store(false);
     for (Layer& layer : layers_) layer.late = {};  // no late values will arrive any more
   }
 
@@ -208,6 +244,16 @@ class OverlappedExchange final : public ServerExchange {
     one_arrived(layer, was_late ? 1 : 2);
   }
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
+  void lost(std::exception_ptr why) noexcept override {
+    lost_.store(true);
+    ServerExchange::lost(std::move(why));
+  }
+  [[gnu::cold]] void read_moved() override {
+    raise(
+        Errc::bad_configuration,
+        "a stage has moved to another process, which lacks what was predicted of late layers; let "
+        "the schedule keep stages where they are, or use staleness::Synchronous");
+  }
   void late_layers(std::uint32_t step, LateSet const& set) noexcept override {
     if (step != steps_) return refuse(step);
     for (std::size_t l = 0; l < layers_.size(); ++l)
@@ -226,8 +272,9 @@ class OverlappedExchange final : public ServerExchange {
   }
 
   FixedArray<Layer> layers_;
-  std::uint32_t steps_ = 0;  // since the link opened
-  std::uint32_t known_ = 0;  // the step whose late layers are known
+  std::atomic<bool> lost_{false};  // whether the link's stream has ended by an error
+  std::uint32_t steps_ = 0;        // since the link opened
+  std::uint32_t known_ = 0;        // the step whose late layers are known
 };
 
 }  // namespace stagger::detail

@@ -20,6 +20,7 @@
 #include <stagger/engine/detail/exchange_ops.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/parameters/parameter_link.hpp>
+#include <stagger/program/exchange_rules.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/versions.hpp>
 
@@ -48,25 +49,6 @@ namespace stagger::detail {
     told[l].release_gradients();
   }
   return told;
-}
-
-/// How many pushes a worker may be ahead of the slowest, as far as the first minibatches show it,
-/// and some that come much later; a stream may end with each of them. Where the number still grows
-/// behind the first half of those, it has no limit.
-[[nodiscard]] [[gnu::cold]] inline std::uint32_t most_ahead(StalenessModel const& model) {
-  // A step that pushes in turn ends behind its own push.
-  if (model.adds == staleness::Adds::in_turn && !model) return 1;
-  constexpr int first = 1 << 16;
-  constexpr int last = 1 << 29;
-  int most = 1;
-  int needed = 0;
-  int of_first_half = 0;
-  for (int m = 0; m <= last; m < first ? ++m : m *= 2) {
-    needed = std::max(needed, model.needs(model.policy, m));
-    most = std::max(most, m / model.push_minibatches + 1 - needed);
-    if (m < first / 2) of_first_half = most;
-  }
-  return most == of_first_half ? static_cast<std::uint32_t>(most) : WorkerRules::unlimited;
 }
 
 /// The server refuses a push that is not finite, but the optimizer that made it has as much in its

@@ -211,13 +211,14 @@ template <class Device> class SessionOn final : public MachineSession {
   }
   [[gnu::cold]] Visited visit_parameters(int to,
                                          [[maybe_unused]] ParameterVisit const& visit) override {
+    settle_parameters();
     if constexpr (traits.holds_own_stages)
       return backend_.visit_parameters(to, visit) ? Visited::here : Visited::elsewhere;
     gather_parameters(to);
     return Visited::not_spread;
   }
   void gather_parameters([[maybe_unused]] int to) override {
-    settle(nullptr);
+    settle_parameters();
     if constexpr (traits.gathers_parameters) backend_.gather_parameters(to);
   }
   [[gnu::cold]] void load(std::shared_ptr<Program const> wanted) {
@@ -388,10 +389,12 @@ template <class Device> class SessionOn final : public MachineSession {
     }
   }
 
-  /// Waits for late weights of a parameter server, by a program that does nothing else.
+  /// Waits for late weights of a parameter server, by a program that does nothing else; one of
+  /// several processes, which would have to load that program together, waits for its own.
   [[gnu::cold]] void take_late() {
-    if constexpr (traits.outside_signals && !traits.starts_together) {
+    if constexpr (traits.outside_signals) {
       if (machine_.exchange() == nullptr || loaded_ == nullptr) return;
+      if constexpr (traits.starts_together) return machine_.exchange()->await_late_answers();
       auto const answers = machine_.exchange()->late_answers(*loaded_);
       if (answers == nullptr) return;
       load(answers);

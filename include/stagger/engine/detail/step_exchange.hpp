@@ -15,6 +15,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/engine/detail/server_exchange.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/program/exchange_rules.hpp>
 
 namespace stagger::detail {
 
@@ -71,7 +72,7 @@ class StepExchange : public ServerExchange {
  protected:
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                              StalenessModel const& staleness, FixedArray<LayerParameters> packed)
-      : ServerExchange(std::move(link), machine, possible(staleness), std::move(packed)),
+      : ServerExchange(std::move(link), machine, steps_possible(staleness), std::move(packed)),
         kept_(changes_kept()) {
     for (std::size_t l = 0; kept_ != 0 && l < machine.parameters().size(); ++l)
       if (machine.model.counted(l)) machine.parameters()[l].reserve_versions(1 + kept_);
@@ -158,35 +159,6 @@ class StepExchange : public ServerExchange {
             "staleness::LocalSgd, or let the model push gradients or changes");
     return model;
   }
-  /// Refuses a staleness model whose needs would never be met.
-  [[gnu::cold]] static StalenessModel possible(StalenessModel const& model) {
-    bool const mean = averages(model.pushes);
-    if (!mean && model.push_minibatches != 1)
-      raise(Errc::bad_configuration,
-            "a step is one push; let a staleness model that pushes several minibatches at a time "
-            "be taken by stream: synchronous = false");
-    if (mean && model.adds != staleness::Adds::in_worker_order)
-      raise(Errc::bad_configuration,
-            "a mean of weights is taken once all workers have pushed theirs; let the staleness "
-            "model add in the order of workers");
-    constexpr int looked_at = 256;  // minibatches for which the model is checked
-    for (int m = 0; m < looked_at; ++m) {
-      int const needs = model.needs(model.policy, m);
-      int const made = m / model.push_minibatches;
-      if (needs > made)
-        raise(Errc::bad_configuration, "the staleness model needs ", needs,
-              " pushes of every worker at minibatch ", m, ", before which a worker makes only ",
-              made, "; let it need fewer");
-      if (needs < made && model.pushes == staleness::Pushes::gradients &&
-          model.adds == staleness::Adds::in_worker_order)
-        raise(Errc::bad_configuration, "the staleness model needs ", needs,
-              " pushes of every worker at minibatch ", m,
-              " and adds in the order of workers, so that a worker would lack its own; "
-              "let it add on arrival, or push changes");
-    }
-    return model;
-  }
-
   void arrived(std::size_t layer, std::uint32_t) noexcept override { one_arrived(layer, 1); }
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
   void read_moved() override {
