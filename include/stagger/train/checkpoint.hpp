@@ -218,9 +218,15 @@ class Checkpoints {
   }
   /// Likewise into those parameters of a trainer that this process has; call Trainer::prepare
   /// first.
+  /// @throws Error  also bad_configuration for a worker, which takes its weights from a server
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train) const {
+    if (train.has_server())
+      raise(Errc::bad_configuration,
+            "a checkpoint cannot be restored into a worker, since its next step takes the weights "
+            "of the parameter server that it has joined; begin the layers of all workers with the "
+            "checkpoint's values, or let the server be durable");
     return restore(model, train.parameter_shapes(), train.own_parameters());
   }
 
