@@ -312,7 +312,7 @@ inline std::vector<Case> wide() {
 }
 
 /// The values of everything that may differ: members, groups, the pattern of what is split, pairs,
-/// microbatches for each member, the schedule, recomputation, positions, threads.
+/// microbatches for each member, the schedule, recomputation, positions, threads or processes.
 inline constexpr std::array<std::size_t, 9> option_values{5, 2, 16, 2, 3, 3, 2, 2, 3};
 using Choice = std::array<std::size_t, option_values.size()>;
 
@@ -332,7 +332,9 @@ inline Case case_of(Choice const& of) {
 }
 
 /// So many choices at random that each two values of different kinds meet; in full, each three.
-inline std::vector<Choice> choices() {
+/// @param possible  whether a choice can run; each two values must meet in one that can
+template <class Possible = bool (*)(Choice const&)>
+std::vector<Choice> choices(Possible possible = [](Choice const&) { return true; }) {
   std::set<std::array<std::size_t, 6>> met;
   auto const meet = [&](Choice const& of) {
     std::size_t const before = met.size();
@@ -352,7 +354,7 @@ inline std::vector<Choice> choices() {
     Choice of{};
     for (std::size_t kind = 0; kind < option_values.size(); ++kind)
       of[kind] = sg::random_bits(5, {i, kind}) % option_values[kind];
-    if (meet(of)) chosen.push_back(of);
+    if (possible(of) && meet(of)) chosen.push_back(of);
   }
   return chosen;
 }
