@@ -36,6 +36,13 @@ constexpr int name_at_compile_time(int value) {
   return nearest_legal_value[value];
 }
 
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse(char const* policy, Count count,
+                                                                int value, int nearest_legal,
+                                                                char const* rule) {
+  raise(Errc::bad_configuration, "schedule ", policy, " cannot have ", value, " ",
+        name(count, value), ": ", rule, "; the nearest legal value is ", nearest_legal);
+}
+
 }  // namespace detail
 
 /// Throws unless `holds`. In a constant expression the compiler prints this call and the nearest
@@ -46,8 +53,7 @@ constexpr void require(bool holds, char const* policy, Count count, int value, i
   if (!holds) {
     if (std::is_constant_evaluated())
       static_cast<void>(detail::name_at_compile_time(nearest_legal));
-    raise(Errc::bad_configuration, "schedule ", policy, " cannot have ", value, " ",
-          name(count, value), ": ", rule, "; the nearest legal value is ", nearest_legal);
+    detail::refuse(policy, count, value, nearest_legal, rule);
   }
 }
 
