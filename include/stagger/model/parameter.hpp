@@ -91,6 +91,13 @@ template <class T = float> class Parameter {
         size_(size),
         decays_(decays) {}
 
+  // Out of line, since every type of a stage with a parameter moves and destroys it.
+  Parameter(Parameter const&) = default;
+  [[gnu::noinline]] Parameter(Parameter&&) noexcept = default;
+  Parameter& operator=(Parameter const&) = default;
+  Parameter& operator=(Parameter&&) noexcept = default;
+  [[gnu::noinline]] ~Parameter() = default;
+
   [[nodiscard]] std::string const& name() const noexcept { return name_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool decays() const noexcept { return decays_; }
@@ -116,7 +123,7 @@ template <class T = float> class Parameter {
     fill_(values, seed_, scale_);
     for (std::size_t i = 0; i < size_ && piece_.whole != 0; ++i)
       values[i] = values[piece_.element(i)];  // never less than i
-    values.resize(size_);
+    values.erase(values.begin() + static_cast<std::ptrdiff_t>(size_), values.end());
     return values;
   }
   /// For engines that make the values later: stores only the position.
