@@ -78,7 +78,7 @@ class ArrayBase {
       : items_(make_elements(size, ops)), size_(size) {}
   ArrayBase(ArrayBase&& other) noexcept
       : items_(std::exchange(other.items_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  ArrayBase& operator=(ArrayBase&& other) noexcept {
+  [[gnu::noinline]] ArrayBase& operator=(ArrayBase&& other) noexcept {
     std::swap(items_, other.items_);
     std::swap(size_, other.size_);
     return *this;

@@ -47,7 +47,7 @@ struct RawList {
 [[gnu::noinline]] inline void append(RawList& list, std::size_t count, void const* value,
                                      std::size_t stride) {
   if (count == 0) return;
-  grow(list, count, stride);
+  if (count > list.capacity - list.size) grow(list, count, stride);
   std::byte* const to = list.memory + list.size * stride;
   std::size_t const bytes = count * stride;
   std::memcpy(to, value, stride);
@@ -64,6 +64,8 @@ struct RawList {
   if (count != 0) std::memcpy(list.memory, from, count * stride);
   list.size = count;
 }
+
+[[gnu::noinline]] inline void swap(RawList& a, RawList& b) noexcept { std::swap(a, b); }
 
 /// The part of a list that does not depend on its element type.
 class ListBase {
@@ -105,7 +107,7 @@ template <class T> class List : public detail::ListBase {
     return *this;
   }
   List& operator=(List&& other) noexcept {
-    std::swap(raw_, other.raw_);
+    detail::swap(raw_, other.raw_);
     return *this;
   }
   ~List() {
@@ -136,7 +138,12 @@ template <class T> class List : public detail::ListBase {
   void reserve(std::size_t count) {
     if (count > raw_.size) grow(count - raw_.size);
   }
-  void push_back(T value) { emplace_back(std::move(value)); }
+  void push_back(T value) {
+    if constexpr (trivial)
+      detail::append(raw_, 1, &value, sizeof(T));
+    else
+      emplace_back(std::move(value));
+  }
   template <class... A> T& emplace_back(A&&... arguments) {
     if (raw_.size == raw_.capacity) grow(1);
     T* const object = ::new (raw_.memory + raw_.size * sizeof(T)) T(std::forward<A>(arguments)...);

@@ -20,6 +20,18 @@ TEST_CASE("core/List: lists are equal when they hold the same elements and no mo
   CHECK_FALSE(words == List<std::string>{"a", "b", "c"});
 }
 
+TEST_CASE("core/List: an element of a list can be appended to it, also when it must grow",
+          "[core]") {
+  List<int> numbers{1, 2};
+  List<std::string> words{"a", "b"};
+  for (int more = 0; more < 6; ++more) {
+    numbers.push_back(numbers[1]);
+    words.push_back(words[1]);
+  }
+  CHECK(numbers == List<int>{1, 2, 2, 2, 2, 2, 2, 2});
+  CHECK(words == List<std::string>{"a", "b", "b", "b", "b", "b", "b", "b"});
+}
+
 namespace {
 struct Counted {
   static inline int alive = 0;
