@@ -48,10 +48,10 @@ template <class Model> VersionPasses const* version_passes() noexcept {
       &versions_of,
       [](Dataflow const& flow, FixedArray<Versions> const& versions,
          Model const& model) -> std::unique_ptr<UpdateWriter> {
-        return std::make_unique<LoneUpdateWriter>(flow, versions, model);
+        return std::make_unique<LoneUpdateWriter<Model>>(flow, versions, model);
       },
       [](CheckState const& state, Model const& model) -> std::unique_ptr<VersionCheck> {
-        return std::make_unique<HeldVersionCheck>(state, model);
+        return std::make_unique<HeldVersionCheck<Model>>(state, model);
       }};
   return &passes;
 }

@@ -16,10 +16,12 @@
 namespace stagger::detail {
 
 /// The version of its weights that each cell which updates alone holds in each slot, and with a
-/// parameter server the changes.
-class HeldVersionCheck final : public VersionCheck {
+/// parameter server the changes. A template, since g++ would compile it for every program: it
+/// compiles each class that a virtual call could reach.
+/// @tparam Model  StalenessModel
+template <class Model> class HeldVersionCheck final : public VersionCheck {
  public:
-  [[gnu::cold]] HeldVersionCheck(CheckState const& state, StalenessModel const& staleness)
+  [[gnu::cold]] HeldVersionCheck(CheckState const& state, Model const& staleness)
       : VersionCheck(state), staleness_(staleness) {
     if (state.program.flushes) exchanged_.assign(state.program.cells.size(), 0);
     bool const in_step = staleness && staleness.in_step();
@@ -180,7 +182,7 @@ class HeldVersionCheck final : public VersionCheck {
     return cells_[in.cell].slots[slot];
   }
 
-  StalenessModel const& staleness_;
+  Model const& staleness_;
   FixedArray<Weights> cells_;     // none: all update together
   List<std::uint8_t> exchanged_;  // [cells] Exchanged, in a step
   int per_update_ = 1;

@@ -16,13 +16,15 @@
 
 namespace stagger::detail {
 
-/// Writes, for each cell, the instructions before and after an action that change its weights.
-class LoneUpdateWriter final : public UpdateWriter {
+/// Writes, for each cell, the instructions before and after an action that change its weights. A
+/// template for the same reason as HeldVersionCheck.
+/// @tparam Model  StalenessModel
+template <class Model> class LoneUpdateWriter final : public UpdateWriter {
  public:
   /// @param versions   [cells] of their weights; none: all stages update together, at the end
   /// @param staleness  what is pushed to a parameter server, if there is one
   [[gnu::cold]] LoneUpdateWriter(Dataflow const& flow, FixedArray<Versions> const& versions,
-                                 StalenessModel const& staleness)
+                                 Model const& staleness)
       : flow_(flow),
         versions_(versions),
         flushes_(versions.size() == 0 || staleness.in_step()),
