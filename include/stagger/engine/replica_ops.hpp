@@ -34,7 +34,9 @@ namespace stagger::detail {
 
 class Machine;
 class Layer;
+class TrafficCounts;
 struct ModelState;
+struct StageRun;
 struct Dataflow;
 struct RankState;
 struct Setup;
@@ -209,6 +211,8 @@ struct ReplicaOps {
   bool (*measures)(ReplicaRun const&);
   List<GradientGroup> const* (*groups)(Machine&);
   GroupExtent (*extent)(Machine const&, Instruction const&);
+  /// Finds the messages of cells whose neighbours divide microbatches differently.
+  void (*find_rows)(TrafficCounts&, Program const&, FixedArray<StageRun> const& cells);
   void (*destroy)(ReplicaRun*) noexcept;
   std::uint64_t (*bytes)(ReplicaRun const&);
   /// Refuses types of values that replicas of a table would have to split and cannot.

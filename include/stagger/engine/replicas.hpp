@@ -333,21 +333,25 @@ struct Replication : ReplicaChecks {
   }
 };
 
-inline constexpr ReplicaOps replica_ops{&group_gradients,
-                                        &Replication::load,
-                                        &Replication::begin_step,
-                                        &Replication::end_step,
-                                        &Replication::join_outputs,
-                                        &Replication::gather,
-                                        &ReplicaSums::add_up,
-                                        &ReplicaSums::note,
-                                        &GroupingDecision::measures,
-                                        &GroupingDecision::current_groups,
-                                        &ReplicaSums::extent,
-                                        [](ReplicaRun* run) noexcept { delete run; },
-                                        &Replication::bytes,
-                                        &ReplicaChecks::require_rows,
-                                        &ReplicaChecks::require};
+inline constexpr ReplicaOps replica_ops{
+    &group_gradients,
+    &Replication::load,
+    &Replication::begin_step,
+    &Replication::end_step,
+    &Replication::join_outputs,
+    &Replication::gather,
+    &ReplicaSums::add_up,
+    &ReplicaSums::note,
+    &GroupingDecision::measures,
+    &GroupingDecision::current_groups,
+    &ReplicaSums::extent,
+    [](TrafficCounts& traffic, Program const& program, FixedArray<StageRun> const& cells) {
+      traffic.find_rows(program, cells);
+    },
+    [](ReplicaRun* run) noexcept { delete run; },
+    &Replication::bytes,
+    &ReplicaChecks::require_rows,
+    &ReplicaChecks::require};
 
 template <> struct ReplicaTable<WithReplicas> {
   static constexpr ReplicaOps const* ops = &replica_ops;

@@ -41,8 +41,26 @@ class TrafficCounts {
     replicas_ = replicas;
     if (by_back_end_) return;
     for (std::size_t c = 0; c < cells.size(); ++c) find_values(program, cells[c], c);
-    if (replicas != nullptr) find_rows(program, cells);
+    if (replicas != nullptr) model.options.replicas.ops()->find_rows(*this, program, cells);
     if (program.training) find_sums(program, model);
+  }
+
+  /// Finds the messages of cells whose neighbours divide microbatches differently. Only
+  /// ReplicaOps names it, so that a pipeline without replicas does not compile it and `add_rows`.
+  [[gnu::cold]] void find_rows(Program const& program, FixedArray<StageRun> const& cells) {
+    add_rows_ = &TrafficCounts::add_rows;
+    for (auto const& rank : program.ranks)
+      for (Instruction const& in : rank.code) {
+        if (in.op != Op::gather_input && in.op != Op::gather_gradient) continue;
+        bool const forward = in.op == Op::gather_input;
+        SlotType const& type =
+            forward ? *cells[in.cell].front->ops->input : *cells[in.cell].back->ops->output;
+        int const to = program.cells[in.cell].rank;
+        for (RowSource const& source : forward ? replicas_->inputs : replicas_->gradients)
+          if (source.cell == in.cell && program.cells[source.maker].rank != to)
+            rows_.push_back({source.maker, in.cell, forward, in.microbatch, &type,
+                             source.from[forward ? in.y : in.dx]});
+      }
   }
 
   /// Adds what a rank has sent, or for pulls, received; in a step, only the rank's thread calls it.
@@ -95,7 +113,7 @@ class TrafficCounts {
       for (Values const& of : values_)
         total_.add(of.rank, of.kind, {of.messages, of.messages * of.type->payload(of.value)});
       for (RowsOf const& of : rows_)
-        add_rows(of.from, of.to, of.forward, of.microbatch, *of.type, of.value);
+        (this->*add_rows_)(of.from, of.to, of.forward, of.microbatch, *of.type, of.value);
     }
   }
   [[nodiscard]] Traffic total() {
@@ -170,7 +188,7 @@ class TrafficCounts {
       std::size_t const to = forward ? edge.to : edge.from;
       if ((forward ? edge.from : edge.to) == in.cell && cells[to].rank != cell.rank &&
           (forward ? edge.forward : edge.backward).used)
-        add_rows(in.cell, to, forward, in.microbatch, type, places[slot]);
+        (this->*add_rows_)(in.cell, to, forward, in.microbatch, type, places[slot]);
     }
   }
 
@@ -210,22 +228,6 @@ class TrafficCounts {
       ++values_[number].messages;
   }
 
-  /// Finds the messages of cells whose neighbours divide microbatches differently.
-  [[gnu::cold]] void find_rows(Program const& program, FixedArray<StageRun> const& cells) {
-    for (auto const& rank : program.ranks)
-      for (Instruction const& in : rank.code) {
-        if (in.op != Op::gather_input && in.op != Op::gather_gradient) continue;
-        bool const forward = in.op == Op::gather_input;
-        SlotType const& type =
-            forward ? *cells[in.cell].front->ops->input : *cells[in.cell].back->ops->output;
-        int const to = program.cells[in.cell].rank;
-        for (RowSource const& source : forward ? replicas_->inputs : replicas_->gradients)
-          if (source.cell == in.cell && program.cells[source.maker].rank != to)
-            rows_.push_back({source.maker, in.cell, forward, in.microbatch, &type,
-                             source.from[forward ? in.y : in.dx]});
-      }
-  }
-
   /// Finds the messages with gradients of parameters, to the rank that adds them up.
   [[gnu::cold]] void find_sums(Program const& program, ModelState const& model) {
     auto const& cells = program.cells;
@@ -260,6 +262,10 @@ class TrafficCounts {
   Program const* program_ = nullptr;
   Grouped const* grouped_ = nullptr;
   ReplicaRun const* replicas_ = nullptr;
+  /// `add_rows` if there are replicas.
+  void (TrafficCounts::*add_rows_)(std::size_t from, std::size_t to, bool forward,
+                                   std::size_t microbatch, SlotType const& type,
+                                   void const* value) = nullptr;
   bool by_back_end_ = false;
   bool uneven_ = false;
 };
