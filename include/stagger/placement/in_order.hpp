@@ -15,7 +15,10 @@ struct InOrder {
 
   [[nodiscard]] constexpr std::vector<int> place(int ranks, int places) const {
     std::vector<int> result;
-    for (long long r = 0; r < ranks; ++r) result.push_back(static_cast<int>(r * places / ranks));
+    for (long long r = 0; r < ranks; ++r) {
+      int const place = static_cast<int>(r * places / ranks);
+      result.push_back(place);
+    }
     return result;
   }
 };

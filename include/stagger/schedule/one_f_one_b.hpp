@@ -49,7 +49,8 @@ struct OneFOneB {
     std::vector<int> counts;
     for (int r = 0; r < P; ++r) {
       long long const wanted = std::min<long long>(gap * (P - r) - (gap - 1), shape.microbatches);
-      counts.push_back(static_cast<int>(wanted));
+      int const count = static_cast<int>(wanted);
+      counts.push_back(count);
     }
     if (in_flight == 0 || counts[0] <= in_flight) return counts;
     if (in_flight < P) {

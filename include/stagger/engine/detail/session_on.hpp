@@ -98,11 +98,12 @@ class MachineSession : public Session {
   /// The place of each rank. Reducers run on the spare places, in turn, or in the place of the rank
   /// whose gradients they add up.
   [[nodiscard]] [[gnu::cold]] std::vector<int> const& places_of(Program const& program) {
-    place_.resize(ranks_);
+    place_.erase(place_.begin() + static_cast<std::ptrdiff_t>(ranks_), place_.end());
     for (std::size_t r = ranks_; r < program.ranks.size(); ++r) {
       auto const computing = static_cast<std::size_t>(program.ranks[r].reducer_for);
-      place_.push_back(spare_ == 0 ? place_[computing]
-                                   : places_ + static_cast<int>(r - ranks_) % spare_);
+      int const place =
+          spare_ == 0 ? place_[computing] : places_ + static_cast<int>(r - ranks_) % spare_;
+      place_.push_back(place);
     }
     return place_;
   }
