@@ -94,7 +94,6 @@ template <class M> struct MachineFacts {
   static Memory memory(M& machine);
   static Traffic traffic(M& machine, int ranks);
   static std::vector<std::uint64_t> staleness(M& machine);
-  static bool has_server(M& machine) noexcept;
   /// When each action of the last step started and ended, by rank.
   /// @param ranks  that compute
   /// @param sums   whether of the reducers instead of the ranks that compute

@@ -91,7 +91,7 @@ class ParameterStore {
     if (own.begun.size() == 0) {
       own.waiting.push_back(blocks_.filled(values));
     } else {
-      std::memcpy(own.begun.data(), values, part.last);
+      std::memcpy(own.begun.data(), values, std::min(part.last, own.begun.size()));
       own.waiting.push_back(std::move(own.begun));
     }
     add_up();

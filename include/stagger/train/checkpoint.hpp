@@ -222,7 +222,7 @@ class Checkpoints {
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train) const {
-    if (train.has_server())
+    if (!train.staleness().empty())
       raise(Errc::bad_configuration,
             "a checkpoint cannot be restored into a worker, since its next step takes the weights "
             "of the parameter server that it has joined; begin the layers of all workers with the "

@@ -285,9 +285,6 @@ class Trainer {
     return Facts::staleness(session_->machine());
   }
 
-  /// Whether it is a worker, whose weights come from a parameter server.
-  [[nodiscard]] bool has_server() const noexcept { return Facts::has_server(session_->machine()); }
-
   /// For engines and profilers.
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
 

@@ -114,9 +114,8 @@ class OverlappedExchange final : public ServerExchange {
   };
 
   [[gnu::cold]] void make_memory(std::size_t l) {
-    std::size_t const bytes = machine_.parameters()[l].bytes_of_values();
-    ParameterBlock& kept = layers_[l].kept;
-    if (calls().remember != nullptr && kept.size() != bytes) kept.make(nullptr, bytes);
+    std::size_t const bytes = calls().remember ? machine_.parameters()[l].bytes_of_values() : 0;
+    if (layers_[l].kept.size() != bytes) layers_[l].kept.make(nullptr, bytes);
   }
   /// Asks for the values that were late in the step before.
   /// @param which  whether to ask also which layers are late in this one
@@ -239,9 +238,8 @@ class OverlappedExchange final : public ServerExchange {
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
-    bool const was_late = rounds == steps_;
-    if (was_late) layers_[layer].here.store(true);
-    one_arrived(layer, was_late ? 1 : 2);
+    if (rounds == steps_) layers_[layer].here.store(true);  // late in the step before
+    one_arrived(layer, rounds == steps_ ? 1 : 2);
   }
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
   void lost(std::exception_ptr why) noexcept override {

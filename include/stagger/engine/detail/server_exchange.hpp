@@ -51,10 +51,18 @@ namespace stagger::detail {
   return told;
 }
 
+/// The layers of a cell that a worker exchanges.
+struct CellLayers {
+  std::size_t first = 0;
+  std::size_t count = 0;     // 0 if another rank or process exchanges the stage
+  std::uint32_t others = 0;  // pushes of each other worker, at least, in the weights that it has
+  std::uint32_t seen = 0;    // likewise, in the weights that the step sees
+  std::atomic<std::size_t> missing{0};  // layers that it asked for last and that have not arrived
+};
+
 /// The server refuses a push that is not finite, but the optimizer that made it has as much in its
 /// state, with which no later push would be finite: such a state begins again with zeros.
-/// @param cells  of which each has `first` and `count` of its layers
-template <class Cells> void reset_states(Machine& machine, Cells const& cells) noexcept {
+inline void reset_states(Machine& machine, FixedArray<CellLayers> const& cells) noexcept {
   auto const reset = [&](std::size_t l) {
     LayerParameters& own = machine.parameters()[l];
     auto const blocks = own.blocks();
@@ -170,19 +178,11 @@ class ServerExchange : public Exchange, protected ParameterListener {
     return lacked_;
   }
   [[nodiscard]] std::string waits_for() const override {
-    std::string words = link_->waits_for();
-    return words.empty() ? text("weights that are on their way") : words;
+    std::string const words = link_->waits_for();
+    return words.empty() ? "weights that are on their way" : words;
   }
 
  protected:
-  struct CellLayers {
-    std::size_t first = 0;
-    std::size_t count = 0;     // 0 if another rank or process exchanges the stage
-    std::uint32_t others = 0;  // pushes of each other worker, at least, in the weights that it has
-    std::uint32_t seen = 0;    // likewise, in the weights that the step sees
-    std::atomic<std::size_t> missing{0};  // layers that it asked for last and that have not arrived
-  };
-
   /// @param packed  [layers] what is exchanged of each; empty: its values
   [[gnu::cold]] ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                                StalenessModel const& staleness,
@@ -276,11 +276,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
     auto const& outside = machine_.outside();
     outside.give(outside.self, program_->outside_signal(cell), count);
   }
-  /// How many pushes the worker makes in a stream.
-  [[nodiscard]] std::uint32_t rounds_of_stream() const {
-    auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
-    return (static_cast<std::uint32_t>(program_->updates) + per_push - 1) / per_push;
-  }
   void lost(std::exception_ptr why) noexcept override {
     auto const& outside = machine_.outside();
     outside.fail(outside.self, std::move(why));
@@ -337,7 +332,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     if (!rank.record) return;
     schedule::Action const action{push ? schedule::Kind::push : schedule::Kind::pull, cell.stage,
                                   static_cast<int>(program_->flushes      ? 0
-                                                   : number == all_rounds ? rounds_of_stream()
+                                                   : number == all_rounds ? program_->pushes()
                                                                           : number)};
     for (auto span = rank.spans.end(); span != rank.spans.begin();) {
       if ((--span)->end_s < start_s) break;  // it was recorded before this transfer began

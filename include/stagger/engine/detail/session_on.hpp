@@ -168,9 +168,6 @@ template <class M> std::vector<std::uint64_t> MachineFacts<M>::staleness(M& mach
   auto const counts = machine.exchange()->staleness();
   return {counts.begin(), counts.end()};
 }
-template <class M> bool MachineFacts<M>::has_server(M& machine) noexcept {
-  return machine.exchange() != nullptr;
-}
 template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int ranks, bool sums) {
   schedule::Timeline timeline;
   int const all = static_cast<int>(machine.ranks().size());

@@ -312,7 +312,7 @@ class StreamExchange final : public ServerExchange {
                                [&](std::uint32_t there) { tell(c, there); });
   }
   void arrived_last(std::size_t layer) noexcept override {
-    one_arrived(layer, rounds_of_stream() + 1);
+    one_arrived(layer, program_->pushes() + 1);
   }
 
   FixedArray<CellStream> streams_;  // [cells]
