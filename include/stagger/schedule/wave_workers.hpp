@@ -62,6 +62,7 @@ class WaveModel {
   template <class P> struct Of final : Erased {
     P policy;
     constexpr explicit Of(P p) : policy(std::move(p)) {}
+    constexpr ~Of() override = default;  // which g++ 12 has to see for constant expressions
     [[nodiscard]] constexpr Erased* copy() const override { return new Of(policy); }
     [[nodiscard]] constexpr int minibatches() const override { return policy.minibatches(); }
     [[nodiscard]] constexpr int needs(int m) const override { return policy.needs(m); }

@@ -355,6 +355,18 @@ TEST_CASE(
   CHECK(earlier >= 10);
 }
 
+TEST_CASE("schedule/WaveModel: is a copy of a staleness model, also in constant expressions",
+          "[schedule]") {
+  constexpr auto copied = [] {
+    schedule::WaveModel first = WaveSynchronous{2, 1};
+    schedule::WaveModel const second = first;
+    first = {};
+    return !first && second && second.minibatches() == 2 && second.needs(5) == 1;
+  };
+  static_assert(copied());
+  CHECK(copied());
+}
+
 TEST_CASE("schedule/play_workers: refuses what no workers can be", "[schedule]") {
   schedule::WaveServer const server{
       .model = WaveSynchronous{}, .layer_bytes = {1, 1}, .links = {{}}};
