@@ -92,10 +92,25 @@ using stagger::detail::VersionTag;
           .weights = weights_of(options)};
 }
 
-inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds, bool ready) {
-  if (adds == staleness::Adds::in_worker_order && !ready)
+/// Copies weights to a worker.
+/// @param rounds  that they contain of its stream, or Ask::everything
+/// @param lock    of the layer; released while snapshots are copied, which are constant
+/// @throws Error  bad_data for weights that the server does not keep
+inline VersionTag take_from(ParameterStore& layer, staleness::Adds adds, int worker,
+                            std::uint32_t rounds, std::byte* values, ByteRange part,
+                            std::unique_lock<std::mutex>& lock) {
+  bool const late = part.first != 0;
+  std::uint32_t const pushes = layer.start(worker) + (rounds == Ask::everything ? 0 : rounds);
+  bool const exact = adds == staleness::Adds::in_worker_order;
+  if (exact && !(rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, late)))
     raise(Errc::bad_data, "worker ", worker, " takes weights with ", counted(rounds, "round"),
           ", which the server does not keep; let it take what it has asked for, in order");
+  std::byte const* const from = layer.weights(worker, pushes, late) + part.first;
+  VersionTag const tag = layer.contained(worker, pushes);
+  if (exact) lock.unlock();
+  std::size_t const last = std::min(part.last, layer.bytes());
+  if (last != 0) std::memcpy(values + part.first, from, last - part.first);
+  return tag;
 }
 
 /// @throws Error  bad_configuration for a staleness model that does not work with the options
@@ -289,21 +304,9 @@ class ServerInProcess {
 
   VersionTag take(int client, std::size_t l, std::uint32_t rounds, std::byte* values,
                   ByteRange part = {}) {
-    ParameterStore& layer = layers_[l];
     std::unique_lock lock(mutex(l));
     clients_.require_active(client);
-    int const worker = worker_of(client);
-    std::uint32_t const start = layer.start(worker);
-    std::uint32_t const pushes = start + (rounds == Ask::everything ? 0 : rounds);
-    require_kept(worker, rounds, layers_.adds(),
-                 rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, part.first != 0));
-    std::byte const* const from = layer.weights(worker, pushes, part.first != 0) + part.first;
-    VersionTag const tag = layer.contained(worker, pushes);
-    if (layers_.adds() == staleness::Adds::in_worker_order)
-      lock.unlock();  // snapshots are constant
-    std::size_t const last = std::min(part.last, layer.bytes());
-    if (last != 0) std::memcpy(values + part.first, from, last - part.first);
-    return tag;
+    return take_from(layers_[l], layers_.adds(), worker_of(client), rounds, values, part, lock);
   }
 
   /// After this nobody tells the client of the stream any more.
