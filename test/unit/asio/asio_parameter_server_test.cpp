@@ -83,7 +83,7 @@ sg::detail::WorkerRules rules(Optimizer const& optimizer, int push_minibatches) 
 std::string header(remote::Message const& message) {
   return {reinterpret_cast<char const*>(&message), sizeof(message)};
 }
-/// As docs/workers.md has it, byte by byte.
+/// As docs/workers_protocol.md has it, byte by byte.
 std::string frame(remote::Message message, std::string const& payload = {}) {
   message.bytes = payload.size();
   std::string all = header(message) + payload;

@@ -117,6 +117,19 @@ TEST_CASE("parameters/LateLayers: permuting layers permutes what is late", "[par
   }
 }
 
+TEST_CASE("parameters/LateLayers: scaling all gradients leaves what is late", "[parameters]") {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    auto const bytes = sizes(9, seed);
+    auto scores = random_scores(9, seed);
+    auto layers = make(bytes, 0.5);
+    auto const expected = late(layers, bytes, scores);
+    double const by = seed % 2 == 0 ? 1e-6 : 3e5;
+    for (double& score : scores) score *= by;
+    auto scaled = make(bytes, 0.5);
+    CHECK(late(scaled, bytes, scores) == expected);
+  }
+}
+
 TEST_CASE("parameters/LateLayers: of equal scores the first layers are late", "[parameters]") {
   std::vector<std::uint64_t> const bytes(10, 8);
   auto layers = make(bytes, 0.3);

@@ -263,9 +263,7 @@ TEST_CASE("train/RoundRobinSynchronous: each gradient is N - 1 updates late, wha
   for (std::size_t n = 0; n < workers; ++n) REQUIRE(weights(trainers[n]) == seen[n]);
 }
 
-TEST_CASE(
-    "train/StaleSynchronous: no worker is more than the bound ahead, and each push is added once",
-    "[train]") {
+TEST_CASE("train/StaleSynchronous: no worker is more than the bound ahead", "[train]") {
   // The slower worker looks, between two of its steps, how many more the faster one has ended.
   constexpr int bound = 2;
   sg::collective::ParameterServer const server({.workers = 2});
@@ -331,8 +329,7 @@ TEST_CASE("train/WaveSynchronous: on arrival, one worker has the bits of a seque
   }
 }
 
-TEST_CASE("train/WaveSynchronous: on arrival, every push is added once, and all end with the same",
-          "[train]") {
+TEST_CASE("train/WaveSynchronous: on arrival, all workers end with the same weights", "[train]") {
   for (int repeat = 0; repeat < 20; ++repeat) {
     sg::collective::ParameterServer const server({.workers = 3, .shards = 3});
     std::vector<decltype(make(Waves{3}, server, 0, {}, 1, sgd))> trainers;

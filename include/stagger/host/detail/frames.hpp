@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Messages between workers and a parameter server as frames of a stream of bytes, with a
-///         checksum each. docs/workers.md describes them byte by byte.
+///         checksum each. docs/workers_protocol.md describes them byte by byte.
 
 #include <algorithm>
 #include <array>
