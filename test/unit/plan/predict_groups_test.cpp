@@ -22,6 +22,7 @@ constexpr std::size_t widths[] = {inputs, 7, 12, 12, 9, 11, 11, outputs};
 constexpr double times[] = {3, 8, 1, 7, 6, 1, 9};  // of each layer's forward, of a sample
 constexpr std::size_t layers = 7;
 constexpr double alpha_s = 6;  // of each message
+constexpr double rate = 40;    // bytes/s
 
 std::vector<sg::partition::LayerFeatures> features(unsigned pattern) {
   std::vector<sg::partition::LayerFeatures> all{{}};
@@ -38,21 +39,30 @@ std::vector<sg::partition::LayerFeatures> features(unsigned pattern) {
   return all;
 }
 
-/// @param sums  whether gradients have any size
-sg::cluster::Profile profile(bool sums) {
+/// What gradients take that are added up.
+enum class Sums {
+  none,     ///< nothing: they have no size
+  line,     ///< as much as by the number of ranks of the first position, the only one that adds up
+  startup,  ///< as long as their messages take to start, by the ranks that hold the same parameters
+};
+
+sg::cluster::Profile profile(Sums sums) {
   sg::cluster::Profile made{.name = "split", .batch = 1};
   for (std::size_t l = 0; l < layers; ++l)
     made.layers.push_back(
         {.forward_s = times[l],
          .backward_s = 2 * times[l],
          .activation_bytes = widths[l + 1] * sizeof(float),
-         .parameter_bytes =
-             l == 2 || l == 5 || !sums ? 0 : (widths[l] + 1) * widths[l + 1] * sizeof(float)});
+         .parameter_bytes = l == 2 || l == 5 || sums == Sums::none
+                                ? 0
+                                : (widths[l] + 1) * widths[l + 1] * sizeof(float)});
   return made;
 }
 
-sg::cluster::Cluster cluster(int devices) {
-  sg::cluster::Cluster made{.name = "", .devices = {}, .intra = {{alpha_s, 40, {}}}, .inter = {}};
+sg::cluster::Cluster cluster(int devices, double startup_s = alpha_s, Sums sums = Sums::line) {
+  sg::cluster::Cluster made{
+      .name = "", .devices = {}, .intra = {{startup_s, rate, {}}}, .inter = {}};
+  if (sums == Sums::startup) made.intra[0].all_reduce_bytes_per_s = {1e12};
   made.devices.assign(static_cast<std::size_t>(devices), {"a", 1'000'000'000, 1, 0});
   return made;
 }
@@ -62,8 +72,9 @@ struct Outcome {
   double run_s = 0;
 };
 
-/// @param rows  of each rank of the first position
-Outcome outcome(Case of, std::size_t rows, bool sums) {
+/// @param rows       of each rank of the first position
+/// @param startup_s  of each message
+Outcome outcome(Case of, std::size_t rows, Sums sums, double startup_s = alpha_s) {
   std::size_t const positions = of.cuts.size() + 1;
   if (of.counts.empty()) of.counts.assign(positions, of.members * of.groups);
   auto const most = static_cast<std::size_t>(*std::max_element(of.counts.begin(), of.counts.end()));
@@ -78,15 +89,16 @@ Outcome outcome(Case of, std::size_t rows, bool sums) {
     for (int d = 0; d < of.counts[s]; ++d) stage.devices.push_back(device++);
     draft.stages.push_back(stage);
   }
-  plan::Workload const w(profile(sums), cluster(device),
+  plan::Workload const w(profile(sums), cluster(device, startup_s, sums),
                          {.batch = of.microbatches * static_cast<int>(microbatch)});
   auto const split = sg::partition::plan_split(
       features(of.pattern), {.group = of.members, .threshold = 0, .pairs = of.pairs});
   Outcome result{.predicted = plan::predict(w, draft, split, of.update)};
 
-  sg::sim::VirtualClock clock{.exchange = {alpha_s, 1.0 / 40},
+  sg::sim::VirtualClock clock{.exchange = {startup_s, 1 / rate},
                               .layer_backward_s = {times, times + layers}};
-  for (auto const& stage : result.predicted.stages) {
+  for (std::size_t s = 0; s < positions; ++s) {
+    auto const& stage = result.predicted.stages[s];
     double whole = 0;
     for (int l = stage.first; l <= stage.last; ++l)
       whole += times[l] * static_cast<double>(microbatch);
@@ -94,8 +106,11 @@ Outcome outcome(Case of, std::size_t rows, bool sums) {
                                   .backward_input_s = whole,
                                   .backward_weight_s = whole,
                                   .transfer_s = stage.transfer_s});
+    int const holders = of.counts[s] / (s == 0 ? 1 : of.members);
+    if (sums == Sums::startup) clock.costs.stages[s].reduce_s = 2 * (holders - 1) * startup_s;
   }
-  if (sums) clock.sum = {2 * alpha_s, 1.0 / 40};  // between two, which the cases have alone
+  double const others = of.counts[0] - 1;
+  if (sums == Sums::line) clock.sum = {2 * others * startup_s, 2 * others / of.counts[0] / rate};
   of.options.record = true;
   of.options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
   auto train = sg::Pipeline{model<float>(of.pattern)}.with(
@@ -124,7 +139,7 @@ TEST_CASE("plan/predict: groups take as long as in the engine, whatever they sha
         of.microbatches = pattern % 2 == 0 ? members : 3;
         of.options.recompute = pattern % 3 == 0;
         CAPTURE(pattern, members, pairs);
-        auto const [predicted, run_s] = outcome(of, 8, false);
+        auto const [predicted, run_s] = outcome(of, 8, Sums::none);
         CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
       }
 }
@@ -139,8 +154,29 @@ TEST_CASE("plan/predict: groups in pipelines of several positions, and their gra
         of.options.recompute = variant >= 2;
         CAPTURE(cuts, counts, microbatches, of.members, of.options.recompute);
         bool const pairs_alone = std::count(counts.begin(), counts.end(), 4) == 0;
-        auto const [predicted, run_s] = outcome(of, 8, pairs_alone);
+        auto const [predicted, run_s] = outcome(of, 8, pairs_alone ? Sums::line : Sums::none);
         CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
+      }
+}
+
+TEST_CASE("plan/predict: gradients of parameters that more than two ranks hold", "[plan]") {
+  // In front of the first split layer all ranks hold them, behind it one of each group. Where both
+  // are several, the layers in front have a position of their own, as the clock's cost of sums.
+  constexpr double startup_s = 100;  // so that a wrong number of ranks shows
+  for (auto const& [members, ranks] : {std::pair{3, 3}, {4, 4}, {2, 4}, {3, 6}})
+    for (int const microbatches : {1, 4})
+      for (int const variant : {0, 1, 2, 3}) {
+        bool const one_number = ranks == members;
+        Case of{.members = members, .groups = ranks / members, .microbatches = microbatches};
+        if (!one_number) of.cuts = {1};
+        of.pairs = variant % 2 == 1;
+        of.options.recompute = variant >= 2;
+        CAPTURE(members, ranks, microbatches, of.pairs, of.options.recompute);
+        auto const [predicted, run_s] =
+            outcome(of, 8, one_number ? Sums::line : Sums::startup, startup_s);
+        CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
+        auto const without = outcome(of, 8, Sums::none, startup_s).predicted;
+        CHECK(predicted.simulated_s - without.simulated_s > startup_s);
       }
 }
 
@@ -153,7 +189,8 @@ TEST_CASE("plan/predict: updates in each pass take no time, in the engine neithe
         of.cuts = cuts;
         of.counts = counts;
         of.options.recompute = variant >= 2;
-        bool const sums = std::count(counts.begin(), counts.end(), 4) == 0;
+        bool const pairs_alone = std::count(counts.begin(), counts.end(), 4) == 0;
+        Sums const sums = pairs_alone ? Sums::line : Sums::none;
         CAPTURE(cuts, counts, microbatches, of.pairs, of.options.recompute);
         auto const once = outcome(of, 8, sums);
         of.update = sg::partition::Update::each_pass;
@@ -165,10 +202,10 @@ TEST_CASE("plan/predict: updates in each pass take no time, in the engine neithe
 
 TEST_CASE("plan/predict: parameters of shared layers take a part of the memory", "[plan]") {
   Case of{.members = 2, .groups = 1};
-  auto const two = outcome(of, 8, true).predicted.stages[0];
+  auto const two = outcome(of, 8, Sums::line).predicted.stages[0];
   of.threshold = 0;
   of.pattern = 0;
-  auto const whole = outcome(of, 8, true).predicted.stages[0];
+  auto const whole = outcome(of, 8, Sums::line).predicted.stages[0];
   double split = 0;
   for (std::size_t const l : {1U, 3U, 4U, 6U})
     split += static_cast<double>((widths[l] + 1) * widths[l + 1] * sizeof(float));
@@ -184,7 +221,7 @@ TEST_CASE("plan/predict: layers that are updated in each pass take copies and ve
           int const positions = static_cast<int>(cuts.size()) + 1;
           CAPTURE(members, microbatches, gpipe, cuts);
           // Here a device has the bytes of the optimizer's one state besides values and gradients.
-          plan::Workload const w(profile(true), cluster(members * positions),
+          plan::Workload const w(profile(Sums::line), cluster(members * positions),
                                  {.batch = 8 * microbatches, .memory_factor = 3});
           plan::Plan draft{.microbatches = microbatches};
           for (int s = 0; s < positions; ++s) {
@@ -224,7 +261,7 @@ TEST_CASE("plan/predict: layers that are updated in each pass take copies and ve
 }
 
 TEST_CASE("plan/predict: groups that cannot be predicted are refused", "[plan]") {
-  plan::Workload const w(profile(true), cluster(3), {.batch = 12});
+  plan::Workload const w(profile(Sums::line), cluster(3), {.batch = 12});
   plan::Plan draft{.microbatches = 1};
   draft.stages.push_back({.first = 0, .last = 6, .devices = {0, 1, 2}});
   auto const all = features(15);
