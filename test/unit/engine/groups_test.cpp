@@ -237,6 +237,96 @@ TEST_CASE("engine/groups: layers split inside, behind what every member has, as 
     }
 }
 
+namespace {
+
+/// The larger one of each two neighbouring features. It says nothing of itself.
+struct Pool {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  static std::size_t larger(Input const& x, std::size_t i) {
+    return 2 * i + (x[2 * i + 1] > x[2 * i] ? 1 : 0);
+  }
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {
+    if (x.extent(1) % 2 != 0) throw std::runtime_error("no pairs of features");
+    y.resize({x.extent(0), x.extent(1) / 2});
+    for (std::size_t i = 0; i < y.size(); ++i) y[i] = x[larger(x, i)];
+  }
+  void backward_input(sg::Context&, Input const& x, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    dx.resize_like(x);
+    dx.fill(0);
+    for (std::size_t i = 0; i < dy.size(); ++i) dx[larger(x, i)] = dy[i];
+  }
+};
+
+/// A picture of two columns for each row: what comes next indexes three extents.
+struct Reshape {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {
+    y.resize({x.extent(0), x.extent(1) / 2, 2});
+    std::copy(x.begin(), x.end(), y.begin());
+  }
+  void backward_input(sg::Context&, Input const& x, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    dx.resize_like(x);
+    std::copy(dy.begin(), dy.end(), dx.begin());
+  }
+};
+
+/// Every line of a picture minus the next one, the last minus the first.
+struct Differences {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {
+    std::size_t const lines = x.extent(1);
+    y.resize({x.extent(0), 2 * lines});
+    for (std::size_t r = 0; r < x.extent(0); ++r)
+      for (std::size_t i = 0; i < 2 * lines; ++i)
+        y[r * 2 * lines + i] = x[r * 2 * lines + i] - x[r * 2 * lines + (i + 2) % (2 * lines)];
+  }
+  void backward_input(sg::Context&, Input const& x, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    dx.resize_like(x);
+    dx.fill(0);
+    std::size_t const all = 2 * x.extent(1);
+    for (std::size_t r = 0; r < x.extent(0); ++r)
+      for (std::size_t i = 0; i < all; ++i) {
+        dx[r * all + i] += dy[r * all + i];
+        dx[r * all + (i + 2) % all] -= dy[r * all + i];
+      }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/groups: behind a split layer, one that says nothing of itself takes all columns",
+          "[engine]") {
+  auto const chain = [] {
+    return sg::Sequential{Linear<double>{inputs, 12, 1},
+                          Pool{},
+                          Linear<double>{6, 8, 2},
+                          Reshape{},
+                          Differences{},
+                          Linear<double>{8, outputs, 3, false}};
+  };
+  for (int const members : {2, 3, 4})  // of which 3 cut a pair of the 8 columns in two
+    for (std::vector<int> const& first_layers : {std::vector<int>{}, std::vector{1}, {4}}) {
+      CAPTURE(members, first_layers);
+      auto train = sg::Pipeline{chain()}.with(
+          sg::partition::LayerSplit<>{members, {first_layers}, 0},
+          sg::loss::MeanSquaredError<double>{}, optimizer(), sg::host::Threads{2},
+          sg::Options{.replicas = replicas(first_layers.size() + 1, members)});
+      auto one =
+          sg::Pipeline{chain()}.on_one_device(sg::loss::MeanSquaredError<double>{}, optimizer());
+      for (int step = 0; step < 3; ++step) {
+        auto const data = batch<double>(step, 2, 13);
+        CHECK(sg::run(train.step(data)).loss == Approx(one.step(data).loss).epsilon(1e-12));
+        REQUIRE(difference<double>(train, one) < 1e-12);
+      }
+    }
+}
+
 TEST_CASE("engine/groups: in virtual time a layer that groups take as two costs as much as one",
           "[engine]") {
   for (int const members : {1, 2}) {
