@@ -32,6 +32,15 @@ namespace stagger::detail {
   return most == of_first_half ? static_cast<std::uint32_t>(most) : WorkerRules::unlimited;
 }
 
+/// Refuses a staleness model that takes a mean, unless it is known to when compiled.
+[[nodiscard]] [[gnu::cold]] inline StalenessModel const& pushes_every_step(
+    StalenessModel const& model) {
+  if (averages(model.pushes))
+    raise(Errc::bad_configuration,
+          "a staleness model that pushes weights says so when it is compiled; take "
+          "staleness::LocalSgd, or let the model push gradients or changes");
+  return model;
+}
 /// Refuses a staleness model whose steps would never get what they need.
 [[nodiscard]] [[gnu::cold]] inline StalenessModel const& steps_possible(
     StalenessModel const& model) {

@@ -143,15 +143,11 @@ class ServerExchange : public Exchange, protected ParameterListener {
   [[gnu::cold]] void runs(bool const* ranks) override {
     if (!program_->exchanges()) return;
     bool moved = false;
-    spread_ = false;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       CellLayers& cell = cells_[c];
       bool const here = ranks[program_->cells[c].rank];
-      spread_ = spread_ || !here;
-      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
         if (std::exchange(here_[l], here) != here) moved = moved || here;
-        if (packed_.size() != 0) here ? hold_packed(l) : packed_[l].release();
-      }
       if (!here) cell.count = 0;
     }
     if (open_ && moved) read_moved();
@@ -221,8 +217,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
     }
   }
   [[nodiscard]] bool is_open() const noexcept { return open_; }
-  /// Whether other processes run some of the worker's ranks.
-  [[nodiscard]] bool spread() const noexcept { return spread_; }
 
   /// [layers] the parameters whose values are exchanged.
   [[nodiscard]] FixedArray<LayerParameters>& exchanged() noexcept {
@@ -344,10 +338,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
     rank.spans.push_back({action, start_s, end_s, false});
   }
 
-  [[gnu::cold]] void hold_packed(std::size_t l) {
-    if (packed_[l].hold()) packed_[l].release_gradients();
-  }
-
   [[gnu::cold]] void read_newest() {
     for (CellLayers& cell : cells_)
       for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
@@ -364,7 +354,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
   AgreedOptimizer agreed_;
   bool joined_ = false;
   bool open_ = false;
-  bool spread_ = false;
 };
 
 template <class Made>

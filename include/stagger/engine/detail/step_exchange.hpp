@@ -27,7 +27,7 @@ class StepExchange : public ServerExchange {
   /// @throws Error  bad_configuration for a staleness model that cannot work
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                              StalenessModel const& staleness)
-      : StepExchange(std::move(link), machine, every_step(staleness), {}) {}
+      : StepExchange(std::move(link), machine, pushes_every_step(staleness), {}) {}
   ~StepExchange() override { leave(); }
 
   void begin_step() override {
@@ -151,14 +151,6 @@ class StepExchange : public ServerExchange {
     }
   }
 
-  /// Refuses a staleness model that takes a mean, unless it is known to when compiled.
-  [[gnu::cold]] static StalenessModel every_step(StalenessModel const& model) {
-    if (averages(model.pushes))
-      raise(Errc::bad_configuration,
-            "a staleness model that pushes weights says so when it is compiled; take "
-            "staleness::LocalSgd, or let the model push gradients or changes");
-    return model;
-  }
   void arrived(std::size_t layer, std::uint32_t) noexcept override { one_arrived(layer, 1); }
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
   void read_moved() override {
@@ -188,6 +180,19 @@ class LocalExchange final : public StepExchange {
                          : FixedArray<LayerParameters>()) {}
   ~LocalExchange() override { leave(); }
 
+  [[gnu::cold]] void runs(bool const* ranks) override {
+    StepExchange::runs(ranks);
+    spread_ = false;
+    for (std::size_t l = 0; l < machine_.parameters().size(); ++l) {
+      bool const here = machine_.parameters()[l].present();
+      spread_ = spread_ || !here;
+      if (packed_.size() != 0 && !here)
+        packed_[l].release();
+      else if (packed_.size() != 0 && packed_[l].hold())
+        packed_[l].release_gradients();
+    }
+  }
+
   bool execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
     bool const exchanges = (steps_ + 1) % staleness_.push_minibatches == 0;
@@ -200,7 +205,7 @@ class LocalExchange final : public StepExchange {
     } else {
       // From here on the step cannot fail, unless another process fails: then, as after any step that
       // fails, weights are those of the last mean.
-      if (spread() ? !machine_.failed() : machine_.commit()) update(in);
+      if (spread_ ? !machine_.failed() : machine_.commit()) update(in);
       tell(in.cell, 1);
     }
     return exchanges;
@@ -255,6 +260,8 @@ class LocalExchange final : public StepExchange {
       from += block.size();
     }
   }
+
+  bool spread_ = false;  // whether other processes run some of the layers
 };
 
 }  // namespace stagger::detail
