@@ -12,7 +12,7 @@
 /// | layer-000000.stagger and so on | the shape of a layer, and all of its state |
 ///
 /// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, the version of the
-/// format (1) and the number of the layer with 4 bytes each, and the number of the run. They end
+/// format (2) and the number of the layer with 4 bytes each, and the number of the run. They end
 /// with the same checksum as checkpoints.
 
 #include <cerrno>
@@ -48,6 +48,7 @@ struct ServerRecord {
   int states = 0;  ///< states of the optimizer that the server applies
   std::size_t layers = 0;
   std::string optimizer{};         ///< type and numbers of the optimizer, as text
+  std::string late{};              ///< the workers' staleness model, if layers may be late
   std::string shared{};            ///< which layers groups of the workers' ranks share, in words
   List<double> weights{};          ///< [workers]
   List<std::uint32_t> failures{};  ///< [workers] how many streams ended by a failure
@@ -67,6 +68,7 @@ struct ServerRecord {
     pushes = static_cast<staleness::Pushes>(pushed);
     adds = static_cast<staleness::Adds>(added);
     file.text(optimizer);
+    file.text(late);
     file.text(shared);
     weights.resize(workers);
     failures.resize(workers);
@@ -133,7 +135,7 @@ class DurableFolder {
  private:
   static constexpr std::string_view server_name = "stgrserv";
   static constexpr std::string_view layer_name = "stgrlayr";
-  static constexpr std::uint32_t version = 1;
+  static constexpr std::uint32_t version = 2;
 
   [[nodiscard]] static std::string made(std::string path) {
     stagger::detail::make_writable_folder(path, "a parameter server");

@@ -60,6 +60,13 @@ using stagger::detail::WorkerRules;
   return text(all, layer.bytes_of_values(), " bytes in all");
 }
 
+[[gnu::cold]] inline void require_same_late(int worker, bool same) {
+  if (!same)
+    raise(Errc::mismatch, "layers of worker ", worker,
+          " are late by another rule than those of the others; give all workers the same "
+          "staleness model, with the same numbers");
+}
+
 /// @throws Error  mismatch, naming what differs
 [[gnu::cold]] inline void require_same_rules(int worker, WorkerRules const& rules,
                                              WorkerRules const& others) {
@@ -75,11 +82,9 @@ using stagger::detail::WorkerRules;
     raise(Errc::mismatch, "worker ", worker, " may be ", lead_of(rules),
           " ahead of the slowest, the others ", lead_of(others),
           "; give all workers the same staleness model, with the same numbers");
-  if (rules.late != others.late ||
-      (rules.late != nullptr && !rules.late->equal(rules.late_policy, others.late_policy)))
-    raise(Errc::mismatch, "layers of worker ", worker,
-          " are late by another rule than those of the others; give all workers the same "
-          "staleness model, with the same numbers");
+  require_same_late(worker, rules.late == others.late &&
+                                (rules.late == nullptr ||
+                                 rules.late->equal(rules.late_policy, others.late_policy)));
   if (rules.shared != others.shared)
     raise(Errc::mismatch, "groups of ranks of worker ", worker, " share layers as '",
           rules.shared.empty() ? "none" : rules.shared, "', those of the others as '",

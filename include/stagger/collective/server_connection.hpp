@@ -140,7 +140,7 @@ class ServerConnection final : public MessageEnd {
         failures_ = server_->begin(client_, message.rounds - 1);  // 0: any_failures
         return;
       case resume:
-        if (!server_->layers().durable())
+        if (!server_->resumes())
           refuse_message(message, "asks for a stream that this server has not kept");
         outbox_.begin(stream_ = message.stream);
         failures_ = message.rounds;
@@ -223,7 +223,7 @@ class ServerConnection final : public MessageEnd {
     joined_ = true;
     change_factor_ = server_->layers().record().change_factor(worker_);
     outbox_.say({.kind = MessageKind::joined,
-                 .rounds = server_->layers().durable() ? 1U : 0U,
+                 .rounds = server_->resumes() ? 1U : 0U,
                  .number = server_->layers().run()});
   }
 

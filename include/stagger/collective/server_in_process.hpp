@@ -119,10 +119,12 @@ inline VersionTag take_from(ParameterStore& layer, staleness::Adds adds, int wor
     raise(Errc::bad_configuration,
           "layers that are late need what every worker pushes, so the others cannot go on without "
           "one that fails; use OnFailure::fail_fast, or a model without late layers");
-  if (rules.late != nullptr && !options.durable.empty())
+  if (rules.late != nullptr && !options.durable.empty() && late_words(rules).empty())
     raise(Errc::bad_configuration,
-          "a parameter server does not keep in a folder which layers are late; use one without "
-          "ServerOptions::durable, or a model without late layers");
+          "a parameter server cannot keep the numbers of this staleness model in the folder ",
+          options.durable,
+          "; give each of its policies 'auto fields() const { return std::tie(share); }' with all "
+          "of them");
 }
 
 [[noreturn]] [[gnu::cold]] inline void refuse_not_finite(int worker, std::uint32_t push,
@@ -145,17 +147,95 @@ inline VersionTag take_from(ParameterStore& layer, staleness::Adds adds, int wor
   return failures;
 }
 
+/// What a server has, and how it ends streams.
+class ServerStreams {
+ protected:
+  ServerStreams(ServerOptions const& options, int processes)
+      : options_(possible(options)),
+        clients_(options.workers, processes),
+        layers_(options.shards, record_of(options), options.log, options.durable) {}
+  ~ServerStreams() = default;
+
+  [[gnu::cold]] void make_late(WorkerRules const& rules, std::span<LayerParameters const> layers) {
+    if (rules.late != nullptr)
+      late_ = std::make_unique<LateAnswers>(rules, layers, clients_.workers(), clients_.size());
+  }
+  [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
+  [[nodiscard]] int worker_of(int client) const noexcept { return clients_.worker_of(client); }
+
+  /// @param worker  the failed worker, or unknown_worker
+  /// @pre   joining_ is held
+  void fail(int worker) noexcept {
+    bool const goes_on = options_.on_failure == OnFailure::go_on;
+    layers_.begin_failure(worker);
+    List<bool> const told = clients_.stop(worker, !goes_on);
+    std::uint32_t pushes = 0;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const shard(mutex(l));
+      if (worker != unknown_worker) pushes = std::max(pushes, layers_[l].pushes(worker));
+      layers_.fail(l, worker);
+      if (goes_on) answer(l);
+    }
+    if (late_ != nullptr) late_->reset();
+    std::exception_ptr const lost = failure_of(worker, pushes);
+    for (int n = 0; n < clients_.size(); ++n)
+      if (told[n]) clients_[n].listener->lost(lost);
+  }
+
+  /// A process of a worker that runs none of the layers here begins its stream when it speaks of
+  /// late layers.
+  void begin_without_layers(int client) {
+    Client& own = clients_[client];
+    if (!own.begins) return;
+    std::lock_guard const lock(joining_);
+    own.begins = false;
+    own.active.store(!clients_.lost_before(client, layers_.failures(worker_of(client))));
+  }
+
+  /// In layers that the process has run, the last push was not marked as the last. @pre likewise
+  void go_on_without(int client) {
+    int const worker = worker_of(client);
+    if (late_ != nullptr) late_->leave(worker, client);
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      ParameterStore& layer = layers_[l];
+      bool const runs = layer.workers()[worker].process == clients_.process_of(client);
+      if (!runs || layer.ended(worker) || !layer.in_stream(worker)) continue;
+      layer.end(worker);
+      keep_and_answer(l);
+    }
+  }
+
+  /// Drops the client's requests; when this returns, its listener is not called for them any more.
+  void forget_asks(int client) {
+    for (std::size_t l = 0; l < clients_[client].asks.size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      clients_[client].asks[l] = {};
+    }
+  }
+
+  void keep_and_answer(std::size_t l) noexcept {
+    layers_.try_to_keep(l);
+    answer(l);
+  }
+  void answer(std::size_t l) { clients_.answer(l, layers_[l]); }
+
+  ServerOptions options_;
+  Clients clients_;
+  std::mutex joining_;
+  std::unique_ptr<LateAnswers> late_;  // null: the model has no late layers
+  ServerLayers layers_;
+};
+
 /// All layers, a lock for each shard, and the workers.
 ///
 /// A worker that runs in several processes joins from each of them. Each process is a client, which
 /// asks for the layers that it runs; pushes are counted by worker.
-class ServerInProcess {
+class ServerInProcess : private ServerStreams {
  public:
   /// @param processes  most processes in which a worker may run
   explicit ServerInProcess(ServerOptions const& options, int processes = 1)
-      : options_(possible(options)),
-        clients_(options.workers, processes),
-        layers_(options.shards, record_of(options), options.log, options.durable) {}
+      : ServerStreams(options, processes) {}
 
   /// @param digests  [layers] of the first values, which `layers` has only if they are wanted
   /// @return  the number of the client, which it passes to all further calls
@@ -167,11 +247,13 @@ class ServerInProcess {
     int const client = clients_.number_for(worker, rules);
     if (layers_.size() == 0) {
       require_possible(options_, rules);
-      if (rules.late != nullptr)
-        late_ = std::make_unique<LateAnswers>(rules, layers, clients_.workers(), clients_.size());
+      make_late(rules, layers);
       layers_.take_over(layers, rules, late_.get());
     } else if (layers_.compare(worker, layers, digests, rules)) {
+      make_late(rules, layers);
+      layers_.notify(late_.get());
       for (int n = 0; n < options_.workers; ++n) clients_[n].awaited.store(layers_.in_stream(n));
+      if (late_ != nullptr && clients_.any_awaited()) fail(unknown_worker);  // see lose()
     }
     layers_.reserve(rules.ahead);
     clients_[client].asks.assign(layers.size(), Ask{});
@@ -197,10 +279,13 @@ class ServerInProcess {
       keep_and_answer(l);
     }
   }
-  /// The connection to the client is lost. A durable server goes on with its stream when it joins
-  /// again; for other servers the worker has left.
+  /// Whether streams go on over another connection. They do not where layers may be late: which are
+  /// late in a step is not kept in the folder.
+  [[nodiscard]] bool resumes() const noexcept { return layers_.durable() && late_ == nullptr; }
+  /// The connection to the client is lost. If streams go on over another one, its own does when it
+  /// joins again; otherwise the worker has left.
   void lose(int client) noexcept {
-    if (!layers_.durable()) return leave(client);
+    if (!resumes()) return leave(client);
     forget_asks(client);
     std::lock_guard const lock(joining_);
     clients_[client].awaited.store(clients_[client].active.exchange(false));
@@ -330,73 +415,6 @@ class ServerInProcess {
     std::lock_guard const lock(joining_);
     return layers_.look_at(l, read);
   }
-
- private:
-  [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
-  [[nodiscard]] int worker_of(int client) const noexcept { return clients_.worker_of(client); }
-
-  /// @param worker  the failed worker, or unknown_worker
-  /// @pre   joining_ is held
-  void fail(int worker) noexcept {
-    bool const goes_on = options_.on_failure == OnFailure::go_on;
-    layers_.begin_failure(worker);
-    List<bool> const told = clients_.stop(worker, !goes_on);
-    std::uint32_t pushes = 0;
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      std::lock_guard const shard(mutex(l));
-      if (worker != unknown_worker) pushes = std::max(pushes, layers_[l].pushes(worker));
-      layers_.fail(l, worker);
-      if (goes_on) answer(l);
-    }
-    if (late_ != nullptr) late_->reset();
-    std::exception_ptr const lost = failure_of(worker, pushes);
-    for (int n = 0; n < clients_.size(); ++n)
-      if (told[n]) clients_[n].listener->lost(lost);
-  }
-
-  /// A process of a worker that runs none of the layers here begins its stream when it speaks of
-  /// late layers.
-  void begin_without_layers(int client) {
-    Client& own = clients_[client];
-    if (!own.begins) return;
-    std::lock_guard const lock(joining_);
-    own.begins = false;
-    own.active.store(!clients_.lost_before(client, layers_.failures(worker_of(client))));
-  }
-
-  /// In layers that the process has run, the last push was not marked as the last. @pre likewise
-  void go_on_without(int client) {
-    int const worker = worker_of(client);
-    if (late_ != nullptr) late_->leave(worker, client);
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      std::lock_guard const lock(mutex(l));
-      ParameterStore& layer = layers_[l];
-      bool const runs = layer.workers()[worker].process == clients_.process_of(client);
-      if (!runs || layer.ended(worker) || !layer.in_stream(worker)) continue;
-      layer.end(worker);
-      keep_and_answer(l);
-    }
-  }
-
-  /// Drops the client's requests; when this returns, its listener is not called for them any more.
-  void forget_asks(int client) {
-    for (std::size_t l = 0; l < clients_[client].asks.size(); ++l) {
-      std::lock_guard const lock(mutex(l));
-      clients_[client].asks[l] = {};
-    }
-  }
-
-  void keep_and_answer(std::size_t l) noexcept {
-    layers_.try_to_keep(l);
-    answer(l);
-  }
-  void answer(std::size_t l) { clients_.answer(l, layers_[l]); }
-
-  ServerOptions options_;
-  Clients clients_;
-  std::mutex joining_;
-  std::unique_ptr<LateAnswers> late_;  // null: the model has no late layers
-  ServerLayers layers_;
 };
 
 /// See ParameterServer::log and missed.

@@ -50,6 +50,11 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
   layer.push(worker, values, part);
 }
 
+/// The staleness model as text, if layers may be late; otherwise empty.
+[[nodiscard]] [[gnu::cold]] inline std::string late_words(WorkerRules const& rules) {
+  return rules.late == nullptr ? std::string() : rules.late->words(rules.late_policy);
+}
+
 /// The rules of a run that a folder holds, as far as further workers are compared with them.
 [[nodiscard]] [[gnu::cold]] inline WorkerRules rules_of(ServerRecord const& record) {
   auto const words = std::make_shared<std::string const>(record.optimizer);
@@ -61,6 +66,20 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
                     .words = [](void const* of) { return *static_cast<std::string const*>(of); }},
       .kept = words,
       .shared = record.shared};
+}
+
+/// Whether a layer has its first values.
+[[nodiscard]] inline bool untouched(ParameterStore const& layer) noexcept {
+  return layer.streams() == 0 && layer.history().total() == 0 && layer.rounds() == 0;
+}
+
+/// Completes the rules of a run that was read from a folder by how layers are late.
+/// @throws Error  mismatch for a worker with another staleness model
+[[gnu::cold]] inline void take_late_from(int worker, WorkerRules const& rules,
+                                         ServerRecord const& record, WorkerRules& kept) {
+  require_same_late(worker, late_words(rules) == record.late);
+  kept.late = rules.late;
+  kept.late_policy = rules.late_policy;
 }
 
 /// Layers are distributed over shards. Each shard has a lock, which the caller must hold while it
@@ -109,6 +128,7 @@ class ServerLayers {
       record_.states = rules.optimizer.states;
       record_.layers = layers.size();
       record_.optimizer = optimizer_fact(rules.optimizer).value;
+      record_.late = late_words(rules);
       record_.shared = rules.shared;
       for (std::size_t l = 0; l < layers.size(); ++l) folder_->write(l, record_.run, *stores[l]);
       folder_->write(record_);  // from now on the folder holds a run
@@ -121,6 +141,7 @@ class ServerLayers {
   /// @throws Error   mismatch, naming what differs
   [[gnu::cold]] bool compare(int worker, std::span<LayerParameters const> layers,
                              List<std::uint64_t> const& digests, WorkerRules const& rules) {
+    if (restored_) take_late_from(worker, rules, record_, rules_);
     require_same_rules(worker, rules, rules_);
     if (layers.size() != size())
       raise(Errc::mismatch, "worker ", worker, " has ", counted(layers.size(), "layer"),
@@ -129,8 +150,7 @@ class ServerLayers {
       ParameterStore const& layer = *layers_[l];
       require_same_layer(worker, l, layers[l], layer.shape());
       std::lock_guard const lock(mutex(l));
-      if (layer.streams() == 0 && layer.history().total() == 0 &&
-          digests[l] != values_digest({layer.first(worker), layer.bytes()}))
+      if (untouched(layer) && digests[l] != values_digest({layer.first(worker), layer.bytes()}))
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
     }
@@ -140,8 +160,8 @@ class ServerLayers {
     finish_failures();
     return true;
   }
-  /// Makes room for waiting pushes.
-  /// @param ahead  how many pushes a worker may be ahead of the slowest
+  void notify(stagger::detail::AddedRounds* added) noexcept { store_rules_.added = added; }
+  /// Makes room for workers that may be so many pushes ahead of the slowest.
   [[gnu::cold]] void reserve(std::size_t ahead) {
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));

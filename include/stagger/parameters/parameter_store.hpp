@@ -72,6 +72,7 @@ class ParameterStore {
   /// How often all workers have ended their streams.
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
   [[nodiscard]] StoreHistory const& history() const noexcept { return history_; }
+  [[nodiscard]] std::uint32_t rounds() const noexcept { return snapshots_.rounds(); }
 
   /// Adds a push, or keeps a copy. @pre the worker is in a stream; workers().fit(...)
   /// @param values  [bytes()]
@@ -177,10 +178,11 @@ class ParameterStore {
     keep_from(worker, snapshots_.rounds());
     return take_first(worker);
   }
-  /// Writes everything but the log, or reads it into a new store. No layer may be late.
+  /// Writes everything but the log, or reads it; give_up() must follow if layers may be late.
   /// @param file  a StateWriter or a StateReader
   template <class File> void keep(File& file) {
-    file.numbers(streams_);
+    file.numbers(streams_, late_bytes_);
+    file.require(late_bytes_ <= bytes());
     values_.keep(file);
     snapshots_.keep(file);
     history_.keep(file);

@@ -86,8 +86,8 @@ class Snapshots {
   /// @param file  a StateWriter, or a StateReader if there has been no round
   template <class File> void keep(File& file) {
     std::size_t count = kept_.size();
-    file.numbers(rounds_, count);
-    file.require(count > 0 && count - 1 <= rounds_);
+    file.numbers(rounds_, count, partial_);
+    file.require(count > 0 && count - 1 <= rounds_ && (count > 1 || !partial_));
     file.require_room(count, parameters_.bytes_of_values());
     while (kept_.size() < count) kept_.push_back({new_slot(), 0});
     for (Snapshot& each : kept_) {

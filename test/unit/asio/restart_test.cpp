@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -16,6 +17,7 @@
 
 #include "../engine/split_model.hpp"
 #include "../temporary_folder.hpp"
+#include "../train/overlapped_oracle.hpp"
 #include "../train/workers_oracle.hpp"
 
 using namespace workers_oracle;
@@ -23,10 +25,14 @@ using namespace workers_oracle;
 namespace {
 
 /// A server on a port, which goes and comes back there.
-template <class Optimizer> class OnPort {
+template <class Optimizer, class Model = sg::staleness::Synchronous> class OnPort {
  public:
-  OnPort(sg::collective::ServerOptions options, Optimizer const& optimizer, double deadline_s = 20)
-      : options_(std::move(options)), optimizer_(optimizer), deadline_s_(deadline_s) {
+  OnPort(sg::collective::ServerOptions options, Optimizer const& optimizer, double deadline_s = 20,
+         Model const& model = {})
+      : options_(std::move(options)),
+        optimizer_(optimizer),
+        model_(model),
+        deadline_s_(deadline_s) {
     start();
   }
   OnPort(OnPort const&) = delete;
@@ -40,7 +46,8 @@ template <class Optimizer> class OnPort {
   void start() {
     server_ = std::make_unique<sg::collective::ParameterServer>(options_);
     listening_ = std::make_unique<sg::host::AsioParameterServer>(
-        *server_, sg::host::ListenOptions{.port = port_, .deadline_s = deadline_s_}, optimizer_);
+        *server_, sg::host::ListenOptions{.port = port_, .deadline_s = deadline_s_}, optimizer_,
+        model_);
     port_ = listening_->port();
   }
   /// Whenever worker 0 has pushed something, so many times.
@@ -76,6 +83,7 @@ template <class Optimizer> class OnPort {
  private:
   sg::collective::ServerOptions options_;
   Optimizer optimizer_;
+  Model model_;
   double deadline_s_;
   std::uint16_t port_ = 0;
   std::unique_ptr<sg::collective::ParameterServer> server_;
@@ -219,13 +227,28 @@ TEST_CASE("asio/RemoteParameterServer: a worker waits for a server that does not
   REQUIRE(weights(train) == oracle.w);
 }
 
-TEST_CASE("asio/AsioParameterServer: a durable server refuses late layers", "[asio]") {
+TEST_CASE("asio/AsioParameterServer: late layers begin anew from a durable server's weights",
+          "[asio]") {
+  using namespace overlapped_oracle;
   TemporaryFolder const folder;
-  sg::collective::ParameterServer const server({.workers = 1, .durable = folder.path()});
-  REQUIRE_THROWS_WITH(stepping(split_late, server, 0, adam),
-                      Catch::Matchers::Contains("does not keep in a folder which layers are late"));
-  sg::host::AsioParameterServer const listening(server, {}, adam, split_late);
-  sg::host::RemoteParameterServer const remote({.port = listening.port(), .deadline_s = 20});
-  REQUIRE_THROWS_WITH(stepping(split_late, remote, 0, adam),
-                      Catch::Matchers::Contains("does not keep in a folder which layers are late"));
+  OnPort server({.workers = 2, .durable = folder.path()}, adam, 20, local_split);
+  auto a = stepping(local_split, server, 0, adam);
+  auto b = stepping(local_split, server, 1, adam, {1});
+  Oracle<sg::optimizer::AdamW> oracle{adam, local_split_rules(), 2};
+  for (int life = 0; life < 3; ++life) {
+    for (int step = 0; step < 3; ++step) {
+      std::vector<Batch> const batches{data(3, 10.0 * oracle.step),
+                                       data(3, 10.0 * oracle.step + 1)};
+      sg::run_together(a.step(batches[0]), b.step(batches[1]));
+      oracle.train(batches);
+    }
+    REQUIRE(weights(a) == oracle.p);  // nothing is late any more
+    REQUIRE(weights(b) == oracle.p);
+    server.stop();
+    server.start();
+    for (auto* const train : {&a, &b})  // the stream does not go on
+      REQUIRE_THROWS_AS(run(train->step(data(3))), sg::Error);
+    oracle.theta.assign(2, oracle.p);
+    oracle.late.assign(layers, 0);
+  }
 }

@@ -26,6 +26,7 @@
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/model/optimizer.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
 
 #include "../temporary_folder.hpp"
 #include "full.hpp"
@@ -166,6 +167,10 @@ class Run {
     server_->push(own.client, l, reinterpret_cast<std::byte const*>(values.data()), last);
     own.pushed[l] = true;
     server_->ask(own.client, l, {own.round});
+  }
+  void push_part(std::size_t n, std::size_t l, Values const& values, sg::detail::ByteRange part) {
+    server_->push(workers_[n]->client, l, reinterpret_cast<std::byte const*>(values.data()), false,
+                  part);
   }
   /// The values of a layer that has been answered for.
   Values take(std::size_t n, std::size_t l) {
@@ -389,10 +394,67 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
   write(path, contents(folder / "layer-000001.stagger"));
   CHECK_THAT(opened({.workers = 2}), Contains("is of layer 1"));
   auto later = own;
-  later[8] = 2;
+  later[8] = 3;
   write(path, sealed(later));
   CHECK_THAT(opened({.workers = 2}),
-             Contains("has version 2 of the format, this program reads version 1"));
+             Contains("has version 3 of the format, this program reads version 2"));
+}
+
+TEST_CASE("collective/DurableFolder: where layers may be late, a killed server ends all streams",
+          "[collective]") {
+  using Model =
+      sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::ParameterGradientProduct,
+                                           sg::staleness::overlapped::FirstFit,
+                                           sg::staleness::overlapped::ShareLate>;
+  Model const model{.budget = {0.5}};
+  Model const other{.budget = {0.25}};
+  auto const late_rules = [](Model const& of) {
+    WorkerRules made = rules(Adds::in_worker_order, Pushes::gradients);
+    made.late = sg::detail::late_calls_of<Model>;
+    made.late_policy = &of;
+    made.ahead = 1;
+    return made;
+  };
+  Values gradient;
+  gradient.fill(1);
+  // The first half of layer 0 is late; both workers have pushed the other half, and maybe worker 0
+  // all of it.
+  auto const after = [&](bool killed, bool one_has_pushed_all) {
+    TemporaryFolder const folder;
+    std::array<Values, 2> seen;
+    {
+      Run run({.workers = 2, .durable = folder.path()}, late_rules(model));
+      for (std::size_t n = 0; n < 2; ++n) REQUIRE(run.begin(n));
+      for (std::size_t n = 0; n < 2; ++n) run.push_part(n, 0, gradient, {32, 64});
+      if (one_has_pushed_all) run.push_part(0, 0, gradient, {0, 32});
+      if (!killed) run.end(1, true);
+      for (std::size_t n = 0; n < 2; ++n) run.worker(n).running = false;
+      if (killed) run.restart();
+      for (std::size_t n = 0; n < 2; ++n) REQUIRE(run.begin(n));
+      seen[0] = run.newest(0);
+      for (std::size_t n = 0; n < 2; ++n) run.push(n, 0, gradient, false);
+      seen[1] = run.take(0, 0);
+    }
+    CHECK_THAT(refusal([&] {
+                 Run run({.workers = 2, .durable = folder.path()}, late_rules(other));
+                 return 0;
+               }),
+               Catch::Matchers::Contains("are late by another rule"));
+    CHECK_THAT(refusal([&] {
+                 Run run({.workers = 2, .durable = folder.path()},
+                         rules(Adds::in_worker_order, Pushes::gradients));
+                 return 0;
+               }),
+               Catch::Matchers::Contains("are late by another rule"));
+    return seen;
+  };
+  for (bool const all : {false, true}) {
+    auto const seen = after(true, all);
+    CHECK(seen == after(false, all));
+    CHECK((seen[0][0] != 0) == all);
+    CHECK(seen[0][length - 1] != 0);
+    CHECK(seen[1] != seen[0]);
+  }
 }
 
 TEST_CASE("collective/DurableFolder: a failure that not all layers came to is finished",
