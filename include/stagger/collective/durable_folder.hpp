@@ -45,7 +45,8 @@ struct ServerRecord {
   int push_minibatches = 1;
   staleness::Pushes pushes{};
   staleness::Adds adds{};
-  int states = 0;  ///< states of the optimizer that the server applies
+  std::uint32_t ahead = 1;  ///< pushes that a worker may be ahead of the slowest
+  int states = 0;           ///< states of the optimizer that the server applies
   std::size_t layers = 0;
   std::string optimizer{};         ///< type and numbers of the optimizer, as text
   std::string late{};              ///< the workers' staleness model, if layers may be late
@@ -60,7 +61,8 @@ struct ServerRecord {
     auto pushed = static_cast<unsigned>(pushes);
     auto added = static_cast<unsigned>(adds);
     std::size_t workers = weights.size();
-    file.numbers(goes_on, averages, push_minibatches, pushed, added, states, layers, workers);
+    file.numbers(goes_on, averages, push_minibatches, pushed, added, ahead, states, layers,
+                 workers);
     file.require(pushed <= static_cast<unsigned>(staleness::Pushes::weights_and_state) &&
                  added <= static_cast<unsigned>(staleness::Adds::in_turn) && states <= 2);
     file.require_room(workers, 16);

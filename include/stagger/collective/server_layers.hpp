@@ -55,6 +55,18 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
   return rules.late == nullptr ? std::string() : rules.late->words(rules.late_policy);
 }
 
+/// Writes down the rules of a run.
+[[gnu::cold]] inline void note_rules(ServerRecord& record, WorkerRules const& rules) {
+  record.push_minibatches = rules.push_minibatches;
+  record.pushes = rules.pushes;
+  record.adds = rules.adds;
+  record.ahead = rules.ahead;
+  record.states = rules.optimizer.states;
+  record.optimizer = optimizer_fact(rules.optimizer).value;
+  record.late = late_words(rules);
+  record.shared = rules.shared;
+}
+
 /// The rules of a run that a folder holds, as far as further workers are compared with them.
 [[nodiscard]] [[gnu::cold]] inline WorkerRules rules_of(ServerRecord const& record) {
   auto const words = std::make_shared<std::string const>(record.optimizer);
@@ -62,6 +74,7 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
       .push_minibatches = record.push_minibatches,
       .pushes = record.pushes,
       .adds = record.adds,
+      .ahead = record.ahead,
       .optimizer = {.optimizer = words.get(),
                     .words = [](void const* of) { return *static_cast<std::string const*>(of); }},
       .kept = words,
@@ -122,14 +135,8 @@ class ServerLayers {
       stores[l] =
           std::make_unique<ParameterStore>(layers[l], store_rules_, store_rules_.weights.size());
     if (folder_ != nullptr) {
-      record_.push_minibatches = rules.push_minibatches;
-      record_.pushes = rules.pushes;
-      record_.adds = rules.adds;
-      record_.states = rules.optimizer.states;
+      note_rules(record_, rules);
       record_.layers = layers.size();
-      record_.optimizer = optimizer_fact(rules.optimizer).value;
-      record_.late = late_words(rules);
-      record_.shared = rules.shared;
       for (std::size_t l = 0; l < layers.size(); ++l) folder_->write(l, record_.run, *stores[l]);
       folder_->write(record_);  // from now on the folder holds a run
     }
