@@ -56,13 +56,13 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     }
     Held const held = slot_of(in, in.version);
     if (held.updates != wanted.updates)
-      state_.refuse({"reads version ", held.updates,
-                     " of its weights, where the staleness model says ", wanted.updates});
+      state_.refuse({text("reads version ", held.updates,
+                          " of its weights, where the staleness model says ", wanted.updates)});
     if (held.rounds != wanted.rounds)
-      state_.refuse({"reads weights with ", held.rounds,
-                     " pushes of every worker, where the "
-                     "staleness model needs ",
-                     wanted.rounds});
+      state_.refuse({text("reads weights with ", held.rounds,
+                          " pushes of every worker, where the "
+                          "staleness model needs ",
+                          wanted.rounds)});
   }
 
   void add(Instruction const& in) const override {
@@ -76,8 +76,8 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     auto const made = static_cast<std::uint32_t>(own.made);
     auto const per_update = static_cast<std::uint32_t>(per_update_);
     if (in.update() != made || ended != (made + 1) * per_update)
-      state_.refuse({"makes update ", in.update(), " after ", own.made, " of them and ", ended,
-                     " microbatches"});
+      state_.refuse({text("makes update ", in.update(), " after ", own.made, " of them and ", ended,
+                          " microbatches")});
     Held const from = slot_of(in, in.version);
     Held const seen = per_push_ != 0 ? own.wanted[made] : Held{.updates = own.made};
     if (from.updates != seen.updates || from.rounds != seen.rounds)
@@ -93,8 +93,8 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     Weights& own = exchanged(in);
     int const last = std::min((own.pushes + 1) * per_push_, state_.program.updates);
     if (static_cast<int>(in.round()) != own.pushes || own.made != last)
-      state_.refuse({"makes push ", in.round(), " after ", own.pushes, " of them and ", own.made,
-                     " changes"});
+      state_.refuse({text("makes push ", in.round(), " after ", own.pushes, " of them and ",
+                          own.made, " changes")});
     ++own.pushes;
   }
 
@@ -112,14 +112,15 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     if (!in.snapshot()) {
       Held const from = slot_of(in, in.version);
       if (from.updates == none || to.change != from.updates)
-        state_.refuse({"adds change ", to.change, " to version ", from.updates, " of its weights"});
+        state_.refuse(
+            {text("adds change ", to.change, " to version ", from.updates, " of its weights")});
       to = {.updates = from.updates + 1, .rounds = from.rounds};
       return;
     }
     int const rounds = static_cast<int>(in.rounds());
     int const pushes = rounds + in.waves();
     if (pushes > own.pushes)
-      state_.refuse({"wants own push ", pushes - 1, " after ", own.pushes, " of them"});
+      state_.refuse({text("wants own push ", pushes - 1, " after ", own.pushes, " of them")});
     if (rounds > 0 || in.last_pull()) {
       auto const signal = state_.program.outside_signal(in.cell);
       if (state_.awaited(signal) < in.rounds() + (in.last_pull() ? 1 : 0))
@@ -139,9 +140,9 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     Weights const& own = cells_[c];
     int const updates =
         state_.program.flushes ? state_.program.microbatches : state_.program.updates;
-    if (own.made != updates) state_.refuse({"makes ", own.made, " updates of ", updates});
+    if (own.made != updates) state_.refuse({text("makes ", own.made, " updates of ", updates)});
     if (per_push_ != 0 && own.pushes * per_push_ < own.made)
-      state_.refuse({"pushes ", own.pushes, " times, which is not all of its changes"});
+      state_.refuse({text("pushes ", own.pushes, " times, which is not all of its changes")});
     if (own.slots[0].updates != own.made || (per_push_ != 0 && own.slots[0].rounds != own.pushes))
       state_.refuse({"leaves its weights in a slot that does not last"});
   }
@@ -178,7 +179,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
   }
   [[nodiscard]] Held& slot_of(Instruction const& in, std::size_t slot) {
     if (slot >= cells_[in.cell].slots.size())
-      state_.refuse({"uses version slot ", slot, ", which cell ", in.cell, " does not have"});
+      state_.refuse({text("uses version slot ", slot, ", which cell ", in.cell, " does not have")});
     return cells_[in.cell].slots[slot];
   }
 
