@@ -33,17 +33,14 @@ namespace stagger::detail {
 }
 
 /// Refuses a staleness model that takes a mean, unless it is known to when compiled.
-[[nodiscard]] [[gnu::cold]] inline StalenessModel const& pushes_every_step(
-    StalenessModel const& model) {
+[[gnu::cold]] inline void require_pushes_in_steps(StalenessModel const& model) {
   if (averages(model.pushes))
     raise(Errc::bad_configuration,
           "a staleness model that pushes weights says so when it is compiled; take "
           "staleness::LocalSgd, or let the model push gradients or changes");
-  return model;
 }
 /// Refuses a staleness model whose steps would never get what they need.
-[[nodiscard]] [[gnu::cold]] inline StalenessModel const& steps_possible(
-    StalenessModel const& model) {
+[[gnu::cold]] inline void require_possible_steps(StalenessModel const& model) {
   bool const mean = averages(model.pushes);
   if (!mean && model.push_minibatches != 1)
     raise(Errc::bad_configuration,
@@ -68,7 +65,6 @@ namespace stagger::detail {
             " and adds in the order of workers, so that a worker would lack its own; "
             "let it add on arrival, or push changes");
   }
-  return model;
 }
 
 }  // namespace stagger::detail

@@ -27,7 +27,9 @@ class StepExchange : public ServerExchange {
   /// @throws Error  bad_configuration for a staleness model that cannot work
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                              StalenessModel const& staleness)
-      : StepExchange(std::move(link), machine, pushes_every_step(staleness), {}) {}
+      : StepExchange(std::move(link), machine, staleness, {}) {
+    require_pushes_in_steps(staleness);
+  }
   ~StepExchange() override { leave(); }
 
   void begin_step() override {
@@ -72,7 +74,7 @@ class StepExchange : public ServerExchange {
  protected:
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                              StalenessModel const& staleness, FixedArray<LayerParameters> packed)
-      : ServerExchange(std::move(link), machine, steps_possible(staleness), std::move(packed)),
+      : ServerExchange(std::move(link), machine, staleness, std::move(packed)),
         kept_(changes_kept()) {
     for (std::size_t l = 0; kept_ != 0 && l < machine.parameters().size(); ++l)
       if (machine.model.counted(l)) machine.parameters()[l].reserve_versions(1 + kept_);
@@ -120,7 +122,9 @@ class StepExchange : public ServerExchange {
 
   /// How many of its own changes a worker keeps: those that weights may lack, and at least the one
   /// that it pushes; 0 if it pushes none.
+  /// @throws Error  bad_configuration for a staleness model that cannot work
   [[nodiscard]] [[gnu::cold]] std::uint32_t changes_kept() const {
+    require_possible_steps(staleness_);
     if (staleness_.pushes != staleness::Pushes::changes) return 0;
     if (staleness_.adds != staleness::Adds::in_worker_order) return 1;  // weights contain all
     std::uint32_t const most = most_ahead(staleness_);
