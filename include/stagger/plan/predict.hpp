@@ -136,8 +136,24 @@ class SharedStage {
     t.backward_s *= share(l);
     return t;
   }
+  /// The largest part of so many features that a member has, and the smallest, of all of them.
+  [[nodiscard]] double largest(std::size_t features) const {
+    return features == 0 ? 1.0 / split_.members
+                         : static_cast<double>((features + members() - 1) / members()) /
+                               static_cast<double>(features);
+  }
+  [[nodiscard]] double smallest(std::size_t features) const {
+    return features == 0
+               ? 1.0 / split_.members
+               : static_cast<double>(features / members()) / static_cast<double>(features);
+  }
+  /// Of the member with most of them.
   [[nodiscard]] double parameter_bytes(int l) const {
-    return w_.parameter_bytes(l, l + 1) * (planned(l).by != SplitBy::nothing ? share(l) : 1);
+    double const bytes = w_.parameter_bytes(l, l + 1);
+    if (planned(l).by == SplitBy::nothing) return bytes;
+    if (planned(l).by == SplitBy::hidden) return bytes * share(l);
+    return bytes *
+           largest(planned(l).by == SplitBy::outputs ? planned(l).features : planned(l).arriving);
   }
 
   /// Adds the times of the messages that a member receives from each of the others in front of a
@@ -146,18 +162,22 @@ class SharedStage {
   void exchange(StageTime& sum, int l, int steps = 2) const {
     using partition::Cut;
     double const others = split_.members - 1;
+    // Of the member that receives most; columns in all, from all others.
     auto const each_s = [&](double rows, double columns) {
       double const bytes = w_.boundary_bytes(l, rows) * columns;
-      return bytes > 0 ? others * (link_.startup_s + link_.per_byte_s * bytes) : 0;
+      return bytes > 0 ? others * link_.startup_s + link_.per_byte_s * bytes : 0;
     };
-    double const part = 1.0 / split_.members;
+    std::size_t const width = split_.width(number(l));
+    double const of_others = 1 - smallest(width);
     Cut const here = cut(l);
-    if (here == Cut::modulo) sum.forward_s += each_s(slice_, 1);
-    if (here == Cut::modulo) sum.backward_s += each_s(slice_, 1);
-    if (here == Cut::shard || here == Cut::collect) sum.forward_s += each_s(together_, part);
-    if (here == Cut::shard) sum.backward_s += each_s(together_, part);
-    bool const shares = split_.adds_in_shares(number(l));
-    double const added_s = shares ? steps * each_s(together_, part) : each_s(together_, 1);
+    if (here == Cut::modulo) sum.forward_s += each_s(slice_, others);
+    if (here == Cut::modulo) sum.backward_s += each_s(slice_, others);
+    if (here == Cut::shard || here == Cut::collect) sum.forward_s += each_s(together_, of_others);
+    if (here == Cut::shard) sum.backward_s += each_s(together_, others * largest(width));
+    double added_s = each_s(together_, others);
+    if (split_.adds_in_shares(number(l)))
+      added_s = each_s(together_, others * largest(width)) +
+                (steps == 2 ? each_s(together_, of_others) : 0);
     if (here == Cut::sum || here == Cut::total) sum.forward_s += added_s;
     if (here == Cut::sum || here == Cut::fan) sum.backward_s += added_s;
   }
