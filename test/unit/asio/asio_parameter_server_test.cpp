@@ -71,11 +71,12 @@ LayerParameters& declare(LayerParameters& layer, std::vector<float> const& first
   return layer;
 }
 
-/// Of a worker whose model adds waves in the order of workers.
+/// Of a worker whose model adds waves in the order of workers, with a distance of 0.
 template <class Optimizer>
 sg::detail::WorkerRules rules(Optimizer const& optimizer, int push_minibatches) {
   sg::detail::WorkerRules rules;
   rules.push_minibatches = push_minibatches;
+  rules.ahead = 2;
   rules.optimizer = sg::detail::optimizer_call<true>(optimizer);
   return rules;
 }
