@@ -49,8 +49,8 @@ struct OneFOneB {
     std::vector<int> counts;
     for (int r = 0; r < P; ++r) {
       long long const wanted = std::min<long long>(gap * (P - r) - (gap - 1), shape.microbatches);
-      int const count = static_cast<int>(wanted);
-      counts.push_back(count);
+      int const count = static_cast<int>(wanted);  // a name: for a temporary, g++ would compile
+      counts.push_back(count);                     // one more function that grows vectors
     }
     if (in_flight == 0 || counts[0] <= in_flight) return counts;
     if (in_flight < P) {

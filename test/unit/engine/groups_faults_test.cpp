@@ -122,7 +122,12 @@ TEST_CASE("engine/groups: a member that overruns the deadline is named, with who
     CHECK(train.steps() == 0);
     *hook = [](Call const&) {};
     auto const next = batch<double>(1, microbatches, 7);
-    CHECK(sg::run(train.step(next)).loss == sg::run(calm.step(next)).loss);
+    try {
+      CHECK(sg::run(train.step(next)).loss == sg::run(calm.step(next)).loss);
+    } catch (sg::Error const& error) {
+      REQUIRE(error.code() == sg::Errc::deadline);
+      continue;  // a rank was not given a core either
+    }
     REQUIRE(bits(train) == bits(calm));
     if (said.find(waits) != std::string::npos) break;  // all others have run as far as they can
   }

@@ -147,8 +147,8 @@ class WaveExchange {
     return needs;
   }
 
-  /// Asks for the rounds that a minibatch needs next or, after the last one that a minibatch needs, for the weights with
-  /// all pushes.
+  /// Asks for the rounds that some later minibatch needs next or, if none needs more, for the
+  /// weights with all pushes.
   void ask(WorkerStage& stage) {
     if (stage.asks == everything) return;
     auto const next = std::upper_bound(needs_.begin(), needs_.end(), stage.asks);
