@@ -127,8 +127,8 @@ struct RowSource {
 struct TakenBlocks {
   ColumnOps const* ops = nullptr;  // null: there are none
   RowRange rows{};                 // of the taker's value
-  std::size_t start = 0;           // the row of these that is taken first: another for each member,
-      // since cores that read the same memory at a time hinder each other
+  /// The first one that is taken. Members begin at different ones: cores slow each other down.
+  std::size_t start = 0;
   std::size_t count = 0;
   std::array<BlockSource, BlockSource::most> sources;
   void add(ColumnOps const& of, void* to, RowRange at, std::size_t begin,

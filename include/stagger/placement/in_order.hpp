@@ -16,9 +16,8 @@ struct InOrder {
   [[nodiscard]] constexpr std::vector<int> place(int ranks, int places) const {
     std::vector<int> result;
     for (long long r = 0; r < ranks; ++r) {
-      // A name: for a temporary, g++ would compile one more function that grows vectors.
       int const place = static_cast<int>(r * places / ranks);
-      result.push_back(place);
+      result.push_back(place);  // for a temporary, g++ would compile one more function
     }
     return result;
   }
