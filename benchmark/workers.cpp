@@ -185,8 +185,7 @@ struct Sum {
 
 /// A fast worker waits in each minibatch for a slow one, whose backward sleeps, and so its push, ends
 /// at a known time.
-void gate(benchmark::State& state) {
-  constexpr int minibatches = 60;
+void gate(benchmark::State& state, std::chrono::milliseconds shut, std::size_t minibatches) {
   std::vector<double> pushed_s, begun_s;
   sg::collective::ParameterServer const server({.workers = 2});
   sg::staleness::WaveSynchronous const in_step{
@@ -196,7 +195,7 @@ void gate(benchmark::State& state) {
                                     sg::host::Threads{1});
   };
   auto fast = make(0, {.forward_s = &begun_s});
-  auto slow = make(1, {.backward_s = &pushed_s, .backward_takes = std::chrono::milliseconds(2)});
+  auto slow = make(1, {.backward_s = &pushed_s, .backward_takes = shut});
   sg::Batch<float, float> batch;
   batch.inputs.assign(minibatches, 1.0F);
   batch.targets.assign(minibatches, 1.0F);
@@ -291,7 +290,10 @@ void clocked(benchmark::State& state) {
 int main(int argc, char** argv) {
   bench::add("workers/server", 3, exchange);
   bench::add("workers/small", 3, small);
-  bench::add("workers/gate", 3, gate);
+  bench::add("workers/gate", 3,
+             [](benchmark::State& state) { gate(state, std::chrono::milliseconds(2), 60); });
+  bench::add("workers/long_gate", 1,
+             [](benchmark::State& state) { gate(state, std::chrono::milliseconds(100), 20); });
   bench::add("workers/clock", 3, clocked);
   bench::add("workers/tables", 3, tables);
   auto const grade = [](bool met) { return met ? bench::Grade::passed : bench::Grade::failed; };
@@ -323,6 +325,14 @@ int main(int argc, char** argv) {
           double const core = results.counter("workers/gate", "core");
           return bench::Line{bench::text("%.1f %% of a core", 100 * core), "at most 10 % of a core",
                              grade(core <= 0.1)};
+        }},
+       {"the same of a gate that is shut for 100 ms", "workers/long_gate",
+        [=](bench::Results const& results) {
+          double const core = results.counter("workers/long_gate", "core");
+          double const us = 1e6 * results.time_s("workers/long_gate");
+          return bench::Line{
+              bench::text("%.2f %% of a core; next forward after %.1f us", 100 * core, us),
+              "at most 1 %, 50 us", grade(core <= 0.01 && us <= 50)};
         }},
        {"4 unequal workers of 4 stages, 10 000 minibatches of empty layers each, in virtual time",
         "workers/clock",

@@ -55,8 +55,8 @@ long allocations_of_rounds(int workers, std::vector<int> layer_processes, Make m
       MPI_Barrier(MPI_COMM_WORLD);
     };
     rounds(2);
-    count = allocations_of([&] { rounds(10); });
-    rounds(2);
+    count = allocations_of([&] { rounds(5); });
+    rounds(1);
   }
   server.serve();
   return count;

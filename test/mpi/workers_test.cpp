@@ -354,7 +354,7 @@ TEST_CASE("mpi/ParameterServer: in the order of workers it has the bits of a seq
           "[mpi]") {
   Placements where;
   workers_oracle::sweep_waves(
-      Sweep(61, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
+      Sweep(127, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
                                   int minibatches, auto const& optimizer) {
         auto const& layer_processes = where.next();
         CAPTURE(layer_processes, threads);
@@ -372,7 +372,7 @@ TEST_CASE("mpi/ParameterServer: steps that push changes have the bits of a seque
           "[mpi]") {
   Placements where;
   workers_oracle::sweep_stale(
-      Sweep(5, processes()),
+      Sweep(11, processes()),
       [&](workers_oracle::Stale const& stale, int turn, int threads, auto const& optimizer) {
         auto const& layer_processes = where.next();
         CAPTURE(layer_processes);
@@ -407,7 +407,7 @@ std::vector<std::vector<workers_oracle::Seen>> of_all_processes(
 TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of drifting steps",
           "[mpi]") {
   Placements where;
-  Sweep sweep(7, processes());
+  Sweep sweep(15, processes());
   auto const replay = [&](auto const& model, int workers, int turn, int threads) {
     if (!sweep.takes()) return;
     auto const& layer_processes = where.next();
