@@ -9,6 +9,8 @@
 
 #include "unit/train/averaged_changes.hpp"
 
+namespace averaged_changes_test {
+
 TEST_CASE("mpi/ParameterServer: averaged changes have the bits of a sequential loop", "[mpi]") {
   using namespace averaged_changes;
   int process = 0, processes = 0;
@@ -26,3 +28,5 @@ TEST_CASE("mpi/ParameterServer: averaged changes have the bits of a sequential l
       },
       [](int n) { return sg::host::Threads{1 + n}; });
 }
+
+}  // namespace averaged_changes_test

@@ -12,6 +12,8 @@
 
 #include "world.hpp"
 
+namespace packing_test {
+
 namespace {
 
 namespace sg = stagger;
@@ -93,3 +95,5 @@ TEST_CASE("mpi/Packing: small messages that wait together share an envelope", "[
   }
   MPI_Barrier(MPI_COMM_WORLD);
 }
+
+}  // namespace packing_test

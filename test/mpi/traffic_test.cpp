@@ -21,6 +21,8 @@
 
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
 
+namespace traffic_test {
+
 namespace {
 
 namespace plain = plain_layers;
@@ -131,3 +133,5 @@ TEST_CASE("mpi/Processes: traffic() of replicas has parts of gradients, sums, or
   bool const hands_over = shares && count > 1 && part(here) != 0;
   REQUIRE((all.of(process(), parameters) != Count{}) == hands_over);
 }
+
+}  // namespace traffic_test

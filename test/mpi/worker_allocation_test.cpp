@@ -25,6 +25,8 @@
 #include "unit/train/scalar_worker.hpp"
 #include "world.hpp"
 
+namespace worker_allocation_test {
+
 #ifndef TEST_SANITIZED
 
 // Runs on as many processes as mpirun starts, a worker in each. Each assertion holds in every process.
@@ -148,3 +150,5 @@ TEST_CASE("mpi/allocation: none in streams of several lengths once each was seen
 }
 
 #endif
+
+}  // namespace worker_allocation_test

@@ -21,6 +21,8 @@
 #include "engine/split_model.hpp"
 #include "world.hpp"
 
+namespace worker_groups_test {
+
 using namespace split_model;
 
 TEST_CASE("mpi/ParameterServer: groups that share layers have the bits of a server in one process",
@@ -84,3 +86,5 @@ TEST_CASE("mpi/Processes: what a worker over processes cannot do is refused in o
         "a worker over processes has no replicas; leave Options::replicas out, use host::Threads "
         "for its device, or make more workers");
 }
+
+}  // namespace worker_groups_test

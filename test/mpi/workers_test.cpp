@@ -40,6 +40,8 @@
 
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
 
+namespace workers_test {
+
 namespace {
 
 using namespace plain_layers;
@@ -355,7 +357,7 @@ TEST_CASE("mpi/ParameterServer: in the order of workers it has the bits of a seq
   Placements where;
   workers_oracle::sweep_waves(
       Sweep(127, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
-                                  int minibatches, auto const& optimizer) {
+                                   int minibatches, auto const& optimizer) {
         auto const& layer_processes = where.next();
         CAPTURE(layer_processes, threads);
         sg::mpi::ParameterServer const server(
@@ -535,7 +537,7 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
                             auto model, auto schedule) {
         sg::Options options;
         if (clips) options.clip_norm = clip;
-        return sg::Pipeline{::model()}.with(
+        return sg::Pipeline{workers_test::model()}.with(
             sg::partition::Cuts{even_cuts(number == own ? half.stages : 2)}, schedule, model,
             std::move(worker), Loss{}, adam, device, options);
       };
@@ -944,3 +946,5 @@ TEST_CASE("mpi/Connections: a worker that refuses what the server says can join 
   }
   MPI_Barrier(MPI_COMM_WORLD);
 }
+
+}  // namespace workers_test

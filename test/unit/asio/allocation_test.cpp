@@ -6,6 +6,8 @@
 #include "../train/scalar_worker.hpp"
 #include "count_allocations.hpp"
 
+namespace allocation_test {
+
 #ifdef COUNTS_ALLOCATIONS
 
 namespace {
@@ -46,3 +48,5 @@ TEST_CASE("asio/allocation: none in a stream of a worker, nor in its server, aft
 }
 
 #endif
+
+}  // namespace allocation_test

@@ -39,6 +39,8 @@
 #include "../train/overlapped_oracle.hpp"
 #include "../train/replay.hpp"
 
+namespace asio_parameter_server_test {
+
 using namespace workers_oracle;
 namespace remote = stagger::collective::detail;
 using sg::detail::LayerParameters;
@@ -761,3 +763,5 @@ TEST_CASE("asio/RemoteParameterServer: without a server its sentence names the p
            {2}, 1, sgd),
       Catch::Matchers::Contains("cannot connect with the parameter server at 127.0.0.1:"));
 }
+
+}  // namespace asio_parameter_server_test

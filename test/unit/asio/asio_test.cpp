@@ -23,6 +23,8 @@
 
 #include <stagger/stagger.hpp>
 
+namespace asio_test {
+
 namespace sg = stagger;
 namespace asio = boost::asio;
 
@@ -215,3 +217,5 @@ TEST_CASE("host/StopOn: a timer stops a step that does not end", "[host]") {
   context.run();
   CHECK(train.steps() == 0);
 }
+
+}  // namespace asio_test

@@ -9,6 +9,8 @@
 
 #include "../train/averaged_changes.hpp"
 
+namespace averaged_changes_test {
+
 TEST_CASE("asio/AsioParameterServer: averaged changes have the bits of a sequential loop",
           "[asio]") {
   using namespace averaged_changes;
@@ -24,3 +26,5 @@ TEST_CASE("asio/AsioParameterServer: averaged changes have the bits of a sequent
       },
       [](int n) { return sg::host::Threads{1 + n}; });
 }
+
+}  // namespace averaged_changes_test

@@ -16,6 +16,8 @@
 
 #include "engine/split_model.hpp"
 
+namespace groups_test {
+
 using namespace split_model;
 
 TEST_CASE(
@@ -62,3 +64,5 @@ TEST_CASE(
   of.update = sg::partition::Update::each_pass;
   check(sg::staleness::LocalSgd{.period = 1}, of);
 }
+
+}  // namespace groups_test

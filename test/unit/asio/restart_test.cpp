@@ -20,6 +20,8 @@
 #include "../train/overlapped_oracle.hpp"
 #include "../train/workers_oracle.hpp"
 
+namespace restart_test {
+
 using namespace workers_oracle;
 
 namespace {
@@ -252,3 +254,5 @@ TEST_CASE("asio/AsioParameterServer: late layers begin anew from a durable serve
     oracle.late.assign(layers, 0);
   }
 }
+
+}  // namespace restart_test

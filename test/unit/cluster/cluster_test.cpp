@@ -8,6 +8,8 @@
 
 #include "catch.hpp"
 
+namespace cluster_test {
+
 namespace cluster = stagger::cluster;
 using cluster::Cluster;
 using stagger::Error;
@@ -101,3 +103,5 @@ TEST_CASE("cluster/preset: a name of no preset is answered with the forms there 
   CHECK(cluster::is_preset("dapple-x"));
   CHECK_FALSE(cluster::is_preset("cluster.json"));
 }
+
+}  // namespace cluster_test

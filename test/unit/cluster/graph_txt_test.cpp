@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+namespace graph_txt_test {
+
 using stagger::cluster::is_graph_txt;
 using stagger::cluster::read_graph_txt;
 
@@ -97,3 +99,5 @@ TEST_CASE("cluster/is_graph_txt: JSON and graphs are told apart by their beginni
   CHECK_FALSE(is_graph_txt(""));
   CHECK_FALSE(is_graph_txt("something else"));
 }
+
+}  // namespace graph_txt_test

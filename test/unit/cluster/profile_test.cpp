@@ -5,6 +5,8 @@
 
 #include "catch.hpp"
 
+namespace profile_test {
+
 using stagger::cluster::Layer;
 using stagger::cluster::Profile;
 
@@ -68,3 +70,5 @@ TEST_CASE("cluster/Profile: only a time above an hour is doubted", "[cluster]") 
   REQUIRE(doubts(p).size() == 1);
   CHECK_THAT(doubts(p)[0], Catch::Contains("layer 0 ('a') has forward_s = 3601 s"));
 }
+
+}  // namespace profile_test

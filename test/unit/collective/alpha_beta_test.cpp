@@ -9,6 +9,8 @@
 #include "catch.hpp"
 #include "collective/steps.hpp"
 
+namespace alpha_beta_test {
+
 using namespace stagger;
 using namespace stagger::collective;
 using namespace collective_steps;
@@ -105,3 +107,5 @@ TEST_CASE("collective/cost: ranks that cannot be served and bad links are refuse
   CHECK(says(Algorithm::ring, 2, {0, 0, std::numeric_limits<double>::infinity()}, "gamma"));
   CHECK(cost(Algorithm::tree, 6, ethernet).startup_s == Approx(6 * ethernet.alpha_s));
 }
+
+}  // namespace alpha_beta_test

@@ -32,6 +32,8 @@
 #include "full.hpp"
 #include "sanitized.hpp"
 
+namespace durable_folder_test {
+
 namespace {
 
 namespace sg = stagger;
@@ -546,3 +548,5 @@ TEST_CASE(
     least = fewest;
   }
 }
+
+}  // namespace durable_folder_test

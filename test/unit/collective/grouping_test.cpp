@@ -10,6 +10,8 @@
 #include "catch.hpp"
 #include "collective/random_layers.hpp"
 
+namespace grouping_test {
+
 using namespace stagger;
 using namespace stagger::collective;
 using namespace stagger::collective::grouping;
@@ -269,3 +271,5 @@ TEST_CASE("collective/grouping: bad times, bad names and an empty bucket are ref
   CHECK(std::get<Bucket>(named("bucket:26214400").chosen).bytes == Bucket{}.bytes);
   CHECK_THROWS_AS(Bucket{0}.groups(Layers{1, {1}, {5}}, {1, 1}), Error);
 }
+
+}  // namespace grouping_test

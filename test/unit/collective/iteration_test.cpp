@@ -13,6 +13,8 @@
 #include "catch.hpp"
 #include "collective/random_layers.hpp"
 
+namespace iteration_test {
+
 using namespace stagger;
 using namespace stagger::collective;
 using collective_test::Layers;
@@ -197,3 +199,5 @@ TEST_CASE("collective/evaluate: bad times, sizes and groups are refused with the
     CHECK(has(refusal([&] { return evaluate(example(), c.groups, example_cost); }), c.words));
   }
 }
+
+}  // namespace iteration_test

@@ -14,6 +14,8 @@
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
 
+namespace late_answers_test {
+
 namespace sg = stagger;
 using sg::collective::detail::LateAnswers;
 using sg::detail::LayerParameters;
@@ -121,3 +123,5 @@ TEST_CASE(
   REQUIRE_THROWS_WITH(server.ask(2, 1),
                       Catch::Matchers::Contains("asks which layers are late in step 1"));
 }
+
+}  // namespace late_answers_test

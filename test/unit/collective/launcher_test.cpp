@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+namespace launcher_test {
+
 using namespace stagger;
 using namespace stagger::collective;
 using Catch::Contains;
@@ -165,3 +167,5 @@ TEST_CASE("collective/launcher: torchrun may be started by another launcher", "[
   }
   REQUIRE_THROWS_WITH(launch_of(both(torch, pmi)), Contains("but PMI says rank 0 of 1"));
 }
+
+}  // namespace launcher_test

@@ -9,6 +9,8 @@
 
 #include "catch.hpp"
 
+namespace line_fit_test {
+
 using namespace stagger;
 using namespace stagger::collective;
 
@@ -104,3 +106,5 @@ TEST_CASE("collective/fit_line: samples that make no line are refused", "[collec
   CHECK(refused({{10, 2}, {20, 1}}, "per byte"));  // faster when larger
   CHECK(refused({{10, 1}, {20, 1}}, "per byte"));
 }
+
+}  // namespace line_fit_test

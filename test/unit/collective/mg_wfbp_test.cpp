@@ -25,6 +25,8 @@
 // What S. Shi, X. Chu, B. Li, "MG-WFBP", INFOCOM 2019, claims, and what comes out here. The
 // outcomes stand in docs/papers.md.
 
+namespace mg_wfbp_test {
+
 using namespace stagger;
 using namespace stagger::collective;
 using collective_test::googlenet;
@@ -232,3 +234,5 @@ TEST_CASE(
   CHECK(t.greedy / t.optimal > 1.10);
 #endif
 }
+
+}  // namespace mg_wfbp_test

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+namespace parameter_server_test {
+
 namespace sg = stagger;
 using sg::detail::LayerParameters;
 using sg::detail::ParameterLink;
@@ -421,3 +423,5 @@ TEST_CASE("collective/ParameterServer: who does not wait as its staleness model 
   for (Worker* each : {&a, &b}) each->begin_and_read(1);
   for (int i = 0; i < 100; ++i) a.link->push(0, one.bytes(), false);
 }
+
+}  // namespace parameter_server_test

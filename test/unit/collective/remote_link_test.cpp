@@ -23,6 +23,8 @@
 
 #include "temporary_folder.hpp"
 
+namespace remote_link_test {
+
 namespace {
 
 namespace sg = stagger;
@@ -475,3 +477,5 @@ TEST_CASE("collective/RemoteLink: parts of a push that do not fit are refused", 
     push(a, 8, all), a.link.push(0, a.bytes.data(), false), a.wire->carry_all();
   });
 }
+
+}  // namespace remote_link_test

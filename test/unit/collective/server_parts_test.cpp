@@ -24,6 +24,8 @@
 #include "full.hpp"
 #include "sanitized.hpp"
 
+namespace server_parts_test {
+
 namespace {
 
 namespace sg = stagger;
@@ -206,3 +208,5 @@ TEST_CASE(
     CHECK(part.layers().failures(0) == 3);
   }
 }
+
+}  // namespace server_parts_test

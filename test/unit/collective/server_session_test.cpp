@@ -16,6 +16,8 @@
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/error.hpp>
 
+namespace server_session_test {
+
 namespace sg = stagger;
 namespace remote = sg::collective::detail;
 
@@ -148,3 +150,5 @@ TEST_CASE("collective/ServerSession: a server that transfers nothing does not le
   CHECK(worker.now_s >= 29);
   CHECK(worker.now_s <= 31);
 }
+
+}  // namespace server_session_test

@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+namespace add_up_test {
+
 namespace {
 
 /// Adds up terms of so many elements that begin `off` elements behind the start of their vectors.
@@ -41,3 +43,5 @@ TEMPLATE_TEST_CASE("core/add_terms: adds from the left, and writes nothing else"
   std::size_t const off = GENERATE(std::size_t{0}, 1U, 3U);
   for (std::size_t count = 2; count <= 4; ++count) check_terms<TestType>(count, size, off);
 }
+
+}  // namespace add_up_test

@@ -3,6 +3,8 @@
 
 #include "catch.hpp"
 
+namespace backoff_test {
+
 using stagger::detail::Backoff;
 using stagger::detail::wait_until;
 
@@ -20,3 +22,5 @@ TEST_CASE("core/wait_until: a wait without an end lasts as long as it may", "[co
   CHECK_FALSE(wait_until([] { return false; }, 0.003));
   CHECK(clock.waited_s() >= 0.003);
 }
+
+}  // namespace backoff_test

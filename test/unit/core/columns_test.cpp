@@ -10,6 +10,8 @@
 
 #include "catch.hpp"
 
+namespace columns_test {
+
 namespace sg = stagger;
 using sg::Block;
 using sg::detail::BlockSource;
@@ -111,3 +113,5 @@ TEST_CASE("core/Columns: the columns of a large tensor come from two others", "[
     }
   CHECK(wrong == 0);
 }
+
+}  // namespace columns_test

@@ -7,6 +7,8 @@
 
 #include "catch.hpp"
 
+namespace copy_row_test {
+
 namespace {
 
 /// Copies so many elements that begin `off` elements behind the start of both vectors.
@@ -37,3 +39,5 @@ TEMPLATE_TEST_CASE("core/copy_row: copies a row of any length and place, and not
         REQUIRE(wrong_after<TestType>(past_caches, size, off) == 0);
       }
 }
+
+}  // namespace copy_row_test

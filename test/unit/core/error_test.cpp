@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+namespace error_test {
+
 TEST_CASE("core/Error: carries its code and its sentence, and is a std::runtime_error", "[core]") {
   try {
     throw stagger::Error(stagger::Errc::deadline, stagger::text("rank ", 3, " waited ", 0.25,
@@ -45,3 +47,5 @@ TEST_CASE("core/counted: a noun that ends in a hiss takes es", "[core]") {
   CHECK(stagger::counted(0, std::string("microbatch")) == "0 microbatches");
   CHECK(stagger::counted(3, std::string_view("pass")) == "3 passes");
 }
+
+}  // namespace error_test

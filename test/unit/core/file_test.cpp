@@ -19,6 +19,8 @@
 
 #include "../temporary_folder.hpp"
 
+namespace file_test {
+
 namespace {
 
 /// What brings a file to the disk, in the order of the calls.
@@ -240,3 +242,5 @@ TEST_CASE("core/WholeFile: a process that is killed while writing leaves the old
   stagger::write_file(folder / "a", "new");
   CHECK(contents(folder / "a") == "new");
 }
+
+}  // namespace file_test

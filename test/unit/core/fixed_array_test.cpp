@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+namespace fixed_array_test {
+
 using stagger::FixedArray;
 
 namespace {
@@ -86,3 +88,5 @@ TEST_CASE("core/FixedArray: moves take the elements where they lie", "[core]") {
 TEST_CASE("core/FixedArray: a length that no memory holds is refused", "[core]") {
   CHECK_THROWS_AS(FixedArray<Wide>(std::size_t{1} << 60U), std::bad_array_new_length);
 }
+
+}  // namespace fixed_array_test

@@ -11,6 +11,8 @@
 
 #include "catch.hpp"
 
+namespace from_chars_test {
+
 namespace {
 
 struct Read {
@@ -124,3 +126,5 @@ TEST_CASE("core/from_chars: a locale with a decimal comma changes nothing", "[co
   CHECK(found.value == 2.5);
   CHECK(found.length == 3);
 }
+
+}  // namespace from_chars_test

@@ -8,6 +8,8 @@
 
 #include "catch.hpp"
 
+namespace grid_test {
+
 namespace {
 
 using stagger::Grid;
@@ -83,3 +85,5 @@ TEST_CASE("core/Grid: a copy that throws leaves nothing behind", "[core]") {
 }
 
 }  // namespace
+
+}  // namespace grid_test

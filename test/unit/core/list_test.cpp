@@ -6,6 +6,8 @@
 #include <new>
 #include <string>
 
+namespace list_test {
+
 using stagger::List;
 
 TEST_CASE("core/List: lists are equal when they hold the same elements and no more", "[core]") {
@@ -57,3 +59,5 @@ TEST_CASE("core/List: a copy that throws half way destroys what it has copied", 
   }
   CHECK(Counted::alive == 0);
 }
+
+}  // namespace list_test

@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+namespace nearest_test {
+
 using stagger::edit_distance;
 using stagger::nearest;
 
@@ -27,3 +29,5 @@ TEST_CASE("core/nearest: edits are letters inserted, deleted and replaced", "[co
   CHECK(edit_distance("flaw", "lawn") == 2);
   CHECK(edit_distance("ab", "ba") == 2);
 }
+
+}  // namespace nearest_test

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <set>
 
+namespace random_test {
+
 using stagger::random_bits;
 
 TEST_CASE("core/random_bits: the same names give the same bits, at compile time as well",
@@ -45,3 +47,5 @@ TEST_CASE("core/random_bits: one bit more in a name changes half of all bits", "
   CHECK(changed > 31 * 1000);
   CHECK(changed < 33 * 1000);
 }
+
+}  // namespace random_test

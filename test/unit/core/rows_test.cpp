@@ -5,6 +5,8 @@
 
 #include <vector>
 
+namespace rows_test {
+
 namespace {
 
 using Vector = std::vector<int>;
@@ -40,3 +42,5 @@ TEST_CASE("core/Rows: a vector cut into shares and put together again is as befo
     CHECK(together == whole);
   }
 }
+
+}  // namespace rows_test

@@ -11,6 +11,8 @@
 
 #include "catch.hpp"
 
+namespace stop_token_test {
+
 namespace {
 
 // The same cases for our own tokens and for those in use, which are the standard library's where it has them.
@@ -203,3 +205,5 @@ TEMPLATE_TEST_CASE(
   CHECK(missed == 0);
   CHECK(effects == 100);
 }
+
+}  // namespace stop_token_test

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+namespace tensor_test {
+
 using stagger::Tensor;
 
 namespace {
@@ -146,3 +148,5 @@ TEST_CASE("core/Tensor: a size that no memory has is an exception and changes no
   CHECK(t.size() == 6);
   CHECK(t[5] == 6);
 }
+
+}  // namespace tensor_test

@@ -16,6 +16,8 @@
 
 #include "cuda/gpus_cases.hpp"
 
+namespace ahead_test {
+
 using namespace gpus_model;
 
 namespace {
@@ -382,3 +384,5 @@ TEST_CASE("cuda/ahead: on host threads an enqueued step is done, and no steps ah
   CHECK(none.done());
   CHECK_THROWS_AS(three_stages({0}), sg::Error);
 }
+
+}  // namespace ahead_test

@@ -5,6 +5,8 @@
 
 #include "cuda_stand_in/stand_in.hpp"
 
+namespace device_test {
+
 namespace sg = stagger;
 namespace si = cuda_stand_in;
 
@@ -83,3 +85,5 @@ TEST_CASE("cuda/device: too little memory says what is needed, free, and what wo
   CHECK(need(120, 10, 1).find("not even the parameters fit; use more stages") != std::string::npos);
   CHECK(need(95, 10, 4).find("not one microbatch in flight fits") != std::string::npos);
 }
+
+}  // namespace device_test

@@ -14,6 +14,8 @@
 
 #include "cuda/gpus_cases.hpp"
 
+namespace gpus_fault_test {
+
 using namespace gpus_model;
 
 TEST_CASE("cuda/Gpus: GPUs that are not there, or named twice, are refused in words", "[cuda]") {
@@ -94,3 +96,5 @@ TEST_CASE("cuda/Gpus: after the first step of a program nothing is made, allocat
                     clipping());
   check_steady(train, batch(0, 4, false));
 }
+
+}  // namespace gpus_fault_test

@@ -8,6 +8,8 @@
 
 #include "cuda/gpus_cases.hpp"
 
+namespace gpus_graph_test {
+
 using namespace gpus_model;
 
 TEST_CASE("cuda/Gpus: replayed, enqueued, evaluated and recorded steps follow each other",
@@ -120,3 +122,5 @@ TEST_CASE("cuda/Gpus: a replayed step that hangs is told in time by the ticket",
   }
   end_left_behind();
 }
+
+}  // namespace gpus_graph_test

@@ -12,6 +12,8 @@
 
 #include "cuda/replica_cases.hpp"
 
+namespace gpus_replicas_test {
+
 using namespace replica_cases;
 
 TEST_CASE("cuda/GroupSums: replicas on several GPUs have the host's bits", "[cuda]") {
@@ -152,3 +154,5 @@ TEST_CASE("cuda/GroupSums: what cannot be run is refused in one sentence", "[cud
   CHECK(in_groups(1).empty());
   CHECK(has(in_groups(2), "this device cannot run groups of 2 ranks that share layers"));
 }
+
+}  // namespace gpus_replicas_test

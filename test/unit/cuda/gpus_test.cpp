@@ -8,6 +8,8 @@
 
 #include "gpus_cases.hpp"
 
+namespace gpus_test {
+
 using namespace gpus_model;
 
 namespace {
@@ -57,3 +59,5 @@ TEST_CASE("cuda/Gpus: GPUs that do not reach each other's memory have the host's
   for (auto const& c : {Case{"1f1b", 4, 1, 6, 4}, Case{"chimera", 4, 1, 4, 4}})
     same_as_on_the_host(c, optimizer(), true, false, false);
 }
+
+}  // namespace gpus_test

@@ -5,6 +5,8 @@
 
 #include <array>
 
+namespace graph_cache_test {
+
 namespace sg = stagger;
 
 TEST_CASE(
@@ -47,3 +49,5 @@ TEST_CASE(
   CHECK_FALSE(shown.same(step, 1));
   CHECK(shown.same(step, 2));
 }
+
+}  // namespace graph_cache_test

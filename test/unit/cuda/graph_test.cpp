@@ -7,6 +7,8 @@
 
 #include "cuda_stand_in/stand_in.hpp"
 
+namespace graph_test {
+
 namespace sg = stagger;
 namespace si = cuda_stand_in;
 
@@ -96,3 +98,5 @@ TEST_CASE("cuda/Graph: a capture that goes wrong ends, and the graph before it s
   }
   CHECK(session.left() == si::Live{});
 }
+
+}  // namespace graph_test

@@ -11,6 +11,8 @@
 
 #include "cuda_stand_in/stand_in.hpp"
 
+namespace memory_test {
+
 namespace sg = stagger;
 namespace si = cuda_stand_in;
 
@@ -152,3 +154,5 @@ TEST_CASE("cuda/Stream: messages have the higher priority, failing half way leak
   table = {};
   CHECK(session.left() == si::Live{});
 }
+
+}  // namespace memory_test

@@ -16,6 +16,8 @@
 
 #include "cuda/checks.hpp"
 
+namespace one_gpu_test {
+
 using namespace enqueued_model;
 
 namespace {
@@ -358,3 +360,5 @@ TEST_CASE("cuda/Gpus: a device that hangs is an error in time, and may be left b
   CHECK(std::chrono::steady_clock::now() - start <
         std::chrono::seconds(60));  // an end, not a speed
 }
+
+}  // namespace one_gpu_test

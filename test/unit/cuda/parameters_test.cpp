@@ -11,6 +11,8 @@
 
 #include "cuda/gpus_cases.hpp"
 
+namespace parameters_test {
+
 using namespace gpus_model;
 
 namespace {
@@ -208,3 +210,5 @@ TEST_CASE("cuda/Enqueued: a program without the kernels it needs is refused by w
   CHECK(message(made(sg::schedule::Chimera{}), 2, options_with(false, false))
             .find("stages with two owners, or replicas, need a kernel") == 0);
 }
+
+}  // namespace parameters_test

@@ -12,6 +12,8 @@
 
 #include "enqueued_model.hpp"
 
+namespace profiler_test {
+
 using namespace enqueued_model;
 
 TEST_CASE("cuda/Profiler: a model is measured by the GPU's own clock, layer by layer", "[cuda]") {
@@ -46,3 +48,5 @@ TEST_CASE("cuda/Profiler: a model is measured by the GPU's own clock, layer by l
   si::reset();
   CHECK(session.left() == si::Live{});
 }
+
+}  // namespace profiler_test

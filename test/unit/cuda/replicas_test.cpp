@@ -12,6 +12,8 @@
 
 #include "cuda/replica_cases.hpp"
 
+namespace replicas_test {
+
 using namespace replica_cases;
 
 namespace {
@@ -165,3 +167,5 @@ TEST_CASE("cuda/Replicas: what kernels would read after the host has cut the nex
           0);
   }
 }
+
+}  // namespace replicas_test

@@ -12,6 +12,8 @@
 #include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/named.hpp>
 
+namespace routes_test {
+
 namespace sg = stagger;
 using sg::cuda::detail::Routes;
 
@@ -160,3 +162,5 @@ TEST_CASE(
     }
   }
 }
+
+}  // namespace routes_test

@@ -10,6 +10,8 @@
 
 #include <nccl.h>
 
+namespace nccl_test {
+
 namespace si = cuda_stand_in;
 
 namespace {
@@ -325,3 +327,5 @@ TEST_CASE("cuda_stand_in/nccl: split orders by key, finalize waits for all, dest
   }
   CHECK(ncclCommDestroy(ranks.comm(0)) == ncclInvalidUsage);
 }
+
+}  // namespace nccl_test

@@ -8,6 +8,8 @@
 
 #include <cuda_runtime_api.h>
 
+namespace runtime_test {
+
 namespace si = cuda_stand_in;
 
 namespace {
@@ -298,3 +300,5 @@ TEST_CASE("cuda_stand_in/graph: what CUDA refuses while capturing is refused", "
   for (auto* e : {before, inside}) cudaEventDestroy(e);
   for (auto* s : {a, b}) cudaStreamDestroy(s);
 }
+
+}  // namespace runtime_test

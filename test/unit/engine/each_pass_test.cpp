@@ -32,6 +32,8 @@
 
 #include "split_model.hpp"
 
+namespace each_pass_test {
+
 using namespace split_model;
 using sg::collective::ParameterServer;
 using sg::partition::Update;
@@ -505,3 +507,5 @@ TEST_CASE("engine/each_pass: what cannot be updated alone is refused in one sent
         "use staleness::LocalSgd, which averages weights, or Update::accumulate");
   CHECK(says({}, server.worker(0), LocalSgd{.period = 2}).empty());
 }
+
+}  // namespace each_pass_test

@@ -17,6 +17,8 @@
 
 #include "trap_model.hpp"
 
+namespace faults_test {
+
 using namespace trap_model;
 
 namespace {
@@ -518,3 +520,5 @@ TEST_CASE("engine/faults: a stage that runs its own pipeline is told so", "[engi
   sg::run(train.step(data));
   CHECK(train.steps() == 1);
 }
+
+}  // namespace faults_test

@@ -19,6 +19,8 @@
 
 #include "split_model.hpp"
 
+namespace groups_faults_test {
+
 using namespace split_model;
 
 namespace {
@@ -136,3 +138,5 @@ TEST_CASE("engine/groups: a member that overruns the deadline is named, with who
   CHECK_THAT(said, Catch::Contains("rank 1 is in 0F1 (part 2 of 4)"));
   CHECK_THAT(said, Catch::Contains("raise Options::deadline_s"));
 }
+
+}  // namespace groups_faults_test

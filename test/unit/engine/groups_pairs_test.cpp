@@ -12,6 +12,8 @@
 
 #include "split_model.hpp"
 
+namespace groups_pairs_test {
+
 using namespace split_model;
 
 namespace {
@@ -41,3 +43,5 @@ TEST_CASE("engine/groups: whichever two options meet, the gradients of one devic
     REQUIRE(apart<float>(of, threads) < 1e-5);
   }
 }
+
+}  // namespace groups_pairs_test

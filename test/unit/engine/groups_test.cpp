@@ -32,6 +32,8 @@
 #include "full.hpp"
 #include "split_model.hpp"
 
+namespace groups_test {
+
 using namespace split_model;
 
 namespace {
@@ -1029,3 +1031,5 @@ TEST_CASE("engine/groups: the message of a stall names stages of the table, and 
              Catch::StartsWith("rank 0 waits before gathering rows for 0F0 (part 2 of 2) for rank "
                                "1, which has done nothing yet; "));
 }
+
+}  // namespace groups_test

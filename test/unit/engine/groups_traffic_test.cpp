@@ -15,6 +15,8 @@
 
 #include "split_model.hpp"
 
+namespace groups_traffic_test {
+
 using namespace split_model;
 using enum sg::TrafficKind;
 
@@ -98,3 +100,5 @@ TEST_CASE(
       }
     }
 }
+
+}  // namespace groups_traffic_test

@@ -5,6 +5,8 @@
 
 #include <string>
 
+namespace layer_test {
+
 namespace {
 
 using namespace stagger;
@@ -113,3 +115,5 @@ TEST_CASE("engine/forward_layer: shows a layer its parameters and gives it new s
     detail::forward_layer(context, action, &log.input, &log.dy, &log.saved);
   CHECK(log.calls == "FFF");
 }
+
+}  // namespace layer_test

@@ -8,6 +8,8 @@
 
 #include "catch.hpp"
 
+namespace optimizer_numbers_test {
+
 namespace {
 
 using namespace stagger;
@@ -78,3 +80,5 @@ TEST_CASE("engine/optimizer_numbers: bytes that are no numbers are not looked at
   CHECK(policy_digest(Named{}) != policy_digest(Named{.rate = 0.25}));
   CHECK(policy_digest(Named{}) != policy_digest(Named{.warm_up = 20}));
 }
+
+}  // namespace optimizer_numbers_test

@@ -9,6 +9,8 @@
 
 #include <stagger/schedule/gpipe.hpp>
 
+namespace programs_test {
+
 namespace sg = stagger;
 using sg::detail::Programs;
 
@@ -37,3 +39,5 @@ TEST_CASE("engine/Programs: of many lengths, those stay that were asked for last
   auto const again = programs.find(4, true, nullptr);  // is laid out once more
   CHECK(again->microbatches == 4);
 }
+
+}  // namespace programs_test

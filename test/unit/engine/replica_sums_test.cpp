@@ -29,6 +29,8 @@
 
 #include "row_oracle.hpp"
 
+namespace replica_sums_test {
+
 using row_model::Weights;
 using namespace small_model;
 namespace collective = sg::collective;
@@ -629,3 +631,5 @@ TEST_CASE("engine/ReplicaSums: who waits for a gradient is named when the deadli
              Catch::Contains(
                  "the reducer of rank 0 waits before the sum of stage 0's gradients for rank 1"));
 }
+
+}  // namespace replica_sums_test

@@ -15,6 +15,8 @@
 
 #include "row_oracle.hpp"
 
+namespace replicas_test {
+
 using row_model::Weights;
 using namespace small_model;
 
@@ -338,3 +340,5 @@ TEST_CASE("engine/Replicas: a program of replicas reaches its end with any numbe
         CHECK(program.computing == static_cast<int>(replicas.parts().size()));
       }
 }
+
+}  // namespace replicas_test

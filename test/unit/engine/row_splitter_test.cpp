@@ -8,6 +8,8 @@
 
 #include <stagger/core/tensor.hpp>
 
+namespace row_splitter_test {
+
 namespace {
 
 using namespace stagger;
@@ -96,3 +98,5 @@ TEST_CASE("engine/RowSplitter: one object for each type, of the shape of the row
   CHECK((*part)[0] == 3);
   CHECK((*part)[5] == 8);
 }
+
+}  // namespace row_splitter_test

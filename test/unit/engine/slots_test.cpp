@@ -11,6 +11,8 @@
 
 #include <stagger/core/tensor.hpp>
 
+namespace slots_test {
+
 namespace {
 
 using namespace stagger;
@@ -92,3 +94,5 @@ TEST_CASE("engine/SlotType: knows the rows of types that have them, and the byte
   type.assign(&to, &value);
   CHECK(to.rows() == 5);
 }
+
+}  // namespace slots_test

@@ -9,6 +9,8 @@
 
 #include "sanitized.hpp"
 
+namespace step_status_test {
+
 namespace {
 
 class Status : public stagger::detail::StepStatus {
@@ -53,3 +55,5 @@ TEST_CASE("engine/StepStatus: of two that fail at once, one decides, and its fai
   other.join();
   CHECK(wrong == 0);
 }
+
+}  // namespace step_status_test

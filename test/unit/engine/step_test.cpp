@@ -18,6 +18,8 @@
 
 #include "trap_model.hpp"
 
+namespace step_test {
+
 using namespace trap_model;
 
 namespace {
@@ -475,3 +477,5 @@ TEST_CASE(
   CHECK(bits(loose) == bits(train));
 }
 #endif
+
+}  // namespace step_test

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdint>
 
+namespace watchdog_test {
+
 TEST_CASE("engine/Watchdog: speaks up once in a run that stands still, never between runs",
           "[engine]") {
   std::atomic<std::uint64_t> progress{0};
@@ -32,3 +34,5 @@ TEST_CASE("engine/Watchdog: speaks up once in a run that stands still, never bet
   }
   CHECK(expired.load() == 3);
 }
+
+}  // namespace watchdog_test

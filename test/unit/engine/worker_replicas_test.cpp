@@ -33,6 +33,8 @@
 #include "split_model.hpp"
 #include "temporary_folder.hpp"
 
+namespace worker_replicas_test {
+
 using namespace split_model;
 using sg::collective::ParameterServer;
 using sg::staleness::LocalSgd;
@@ -556,3 +558,5 @@ TEST_CASE("engine/replicas: what workers with replicas cannot do is refused in o
         "replicas add up their gradients before all update, which an asynchronous staleness model "
         "does not wait for; leave Options::replicas out, or use staleness::Synchronous");
 }
+
+}  // namespace worker_replicas_test

@@ -9,6 +9,8 @@
 #include "catch.hpp"
 #include "temporary_folder.hpp"
 
+namespace checkpoint_test {
+
 namespace sg = stagger;
 
 TEST_CASE("gpt/checkpoint: one of a chain with whole blocks is refused by the model's name",
@@ -32,3 +34,5 @@ TEST_CASE("gpt/checkpoint: one of a chain with whole blocks is refused by the mo
                       "settings it was written with, or another folder"));
   CHECK(checkpoints.restore(old, one.parameters()).state.step == 3);
 }
+
+}  // namespace checkpoint_test

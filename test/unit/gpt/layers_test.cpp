@@ -10,6 +10,8 @@
 #include "catch.hpp"
 #include "layers/layer_harness.hpp"
 
+namespace layers_test {
+
 using namespace layer_test;
 using gpt::Embedding;
 using gpt::HalfBlock;
@@ -153,3 +155,5 @@ TEST_CASE("gpt/HalfBlock: gradients are added to what stands there", "[gpt]") {
     for (std::size_t j = 0; j < first[i].size(); ++j)
       CHECK(once.gradients()[i][j] == Approx(2 * first[i][j]).margin(1e-12));
 }
+
+}  // namespace layers_test

@@ -18,6 +18,8 @@
 #define GPT_TEST_SANITIZED
 #endif
 
+namespace memory_test {
+
 #ifndef GPT_TEST_SANITIZED  // sanitizers bring an allocator of their own
 
 namespace {
@@ -85,3 +87,5 @@ TEST_CASE(
 }
 
 #endif
+
+}  // namespace memory_test

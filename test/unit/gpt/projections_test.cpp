@@ -20,6 +20,8 @@
 #include "catch.hpp"
 #include "same_memory.hpp"
 
+namespace projections_test {
+
 namespace sg = stagger;
 
 namespace {
@@ -229,3 +231,5 @@ TEST_CASE("gpt/Projections: shared by groups, a step takes as long as predicted"
       CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
     }
 }
+
+}  // namespace projections_test

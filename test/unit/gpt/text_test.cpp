@@ -14,6 +14,8 @@
 
 #include "catch.hpp"
 
+namespace text_test {
+
 using gpt::Batch;
 using gpt::Text;
 
@@ -156,3 +158,5 @@ TEST_CASE("gpt/own_files: headers and documents, found from below the sources as
   fs::current_path(before);
   fs::remove_all(root);
 }
+
+}  // namespace text_test

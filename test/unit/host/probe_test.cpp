@@ -8,6 +8,8 @@
 
 #include <stagger/host/threads.hpp>  // the two go together, in this order too
 
+namespace probe_test {
+
 namespace host = stagger::host;
 using stagger::collective::Sample;
 
@@ -54,3 +56,5 @@ TEST_CASE("host/probe: measures rising sizes, and the machine as a cluster that 
   CHECK_THROWS_WITH(host::probe(0), Catch::Contains("measures nothing"));
   CHECK_THROWS_WITH(host::this_machine({}, 0), Catch::Contains("0 threads"));
 }
+
+}  // namespace probe_test

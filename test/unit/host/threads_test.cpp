@@ -19,6 +19,8 @@
 #include "engine/random_table.hpp"
 #include "engine/trap_model.hpp"
 
+namespace threads_test {
+
 using namespace trap_model;
 
 namespace {
@@ -280,3 +282,5 @@ TEST_CASE("host/Worker: a thread that parks misses no signal", "[host]") {
   CHECK(worker.wakeups == 2);
   CHECK_FALSE(worker.parked);
 }
+
+}  // namespace threads_test

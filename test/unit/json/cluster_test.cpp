@@ -7,6 +7,8 @@
 
 #include "catch.hpp"
 
+namespace cluster_test {
+
 namespace cluster = stagger::cluster;
 namespace json = stagger::json;
 
@@ -102,3 +104,5 @@ TEST_CASE("json/read_cluster: what is wrong is named by file, line, field and va
       "{\"nodes\": [{\"count\": 2, \"devices\": [" + device + "], \"intra\": " + a_link + "}]}";
   refused(pair, "has no 'inter'");
 }
+
+}  // namespace cluster_test

@@ -11,6 +11,8 @@
 
 #include "catch.hpp"
 
+namespace pipe_dream_test {
+
 namespace cluster = stagger::cluster;
 
 TEST_CASE("json/PipeDream: reaches the published optimiser's speed-ups on its own profiles",
@@ -42,3 +44,5 @@ TEST_CASE("json/PipeDream: reaches the published optimiser's speed-ups on its ow
     }
   }
 }
+
+}  // namespace pipe_dream_test

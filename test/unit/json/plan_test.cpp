@@ -7,6 +7,8 @@
 
 #include "catch.hpp"
 
+namespace plan_test {
+
 using namespace stagger;
 
 namespace {
@@ -91,3 +93,5 @@ TEST_CASE("json/plan: what is no plan is refused by file, line, field and value"
   refused(with(one, ", \"warmup\": [1], \"recompute\": 1"), "recompute is 1; give true or false");
   refused(with(one, ", \"warmup\": [1], \"latency_s\": -1"), "latency_s is -1");
 }
+
+}  // namespace plan_test

@@ -7,6 +7,8 @@
 
 #include "catch.hpp"
 
+namespace profile_test {
+
 namespace json = stagger::json;
 using stagger::cluster::Profile;
 
@@ -134,3 +136,5 @@ TEST_CASE("json/read_any_profile: PipeDream's graphs read as the profiles made f
     }
   }
 }
+
+}  // namespace profile_test

@@ -9,6 +9,8 @@
 
 #include "catch.hpp"
 
+namespace workers_plan_test {
+
 using namespace stagger;
 
 namespace {
@@ -87,3 +89,5 @@ TEST_CASE("json/workers_plan: a line for each stage, and the predictions", "[jso
   CHECK_THAT(shown, Catch::Contains("0-1"));
   CHECK(std::count(shown.begin(), shown.end(), '\n') == 2 + 3 + 1 + 4);
 }
+
+}  // namespace workers_plan_test

@@ -14,6 +14,8 @@
 #include <span>
 #include <vector>
 
+namespace context_test {
+
 using stagger::Arena;
 using stagger::Context;
 using stagger::Parameter;
@@ -170,3 +172,5 @@ TEST_CASE("model/Arena: a size that no memory has is an exception and changes no
   CHECK_THROWS_AS(arena.take<double>(huge / 8 + 2), std::bad_alloc);
   CHECK(arena.take<double>(3).size() == 3);
 }
+
+}  // namespace context_test

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <random>
 
+namespace loss_test {
+
 using stagger::Context;
 using stagger::Errc;
 using stagger::Error;
@@ -158,3 +160,5 @@ TEST_CASE("model/CrossEntropy: a target that does not fit is named", "[model]") 
   shorter[0] = 0;
   CHECK_THROWS_WITH(loss.value(context, y, shorter), Catch::Contains("2 rows and the target 1"));
 }
+
+}  // namespace loss_test

@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+namespace optimizer_test {
+
 using stagger::OptimizerView;
 
 namespace {
@@ -144,3 +146,5 @@ TEST_CASE(
   check(stagger::optimizer::Sgd{.rate = 0.1, .momentum = 0.5, .weight_decay = 0.01});
   check(stagger::optimizer::AdamW{});
 }
+
+}  // namespace optimizer_test

@@ -9,6 +9,8 @@
 
 #include <stagger/model/split.hpp>
 
+namespace parameter_test {
+
 namespace sg = stagger;
 
 TEST_CASE("model/Parameter: pieces by outputs and by inputs are cut from the first values",
@@ -61,3 +63,5 @@ TEST_CASE("model/Parameter: pieces by outputs and by inputs are cut from the fir
   CHECK_THROWS_WITH(taken.piece({.length = 1}),
                     Catch::Contains("an engine has taken over its initial values"));
 }
+
+}  // namespace parameter_test

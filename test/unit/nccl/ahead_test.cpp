@@ -12,6 +12,8 @@
 #include "cuda/gpus_cases.hpp"
 #include "processes.hpp"
 
+namespace ahead_test {
+
 using namespace gpus_model;
 using namespace processes;
 
@@ -112,3 +114,5 @@ TEST_CASE("nccl/Gpus: an error of NCCL in flight is told by the ticket, also of 
   for (auto const& words : wrong) CHECK(words == "");
   CHECK(told > 0);
 }
+
+}  // namespace ahead_test

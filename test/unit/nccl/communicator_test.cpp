@@ -10,6 +10,8 @@
 
 #include "nccl/ranks.hpp"
 
+namespace communicator_test {
+
 using namespace nccl_ranks;
 using sg::nccl::Reduction;
 
@@ -224,3 +226,5 @@ TEST_CASE("nccl/Communicator: connected edges are captured into a graph and repl
   graphs.clear();  // NCCL lets no communicator go before
   ranks.finalize();
 }
+
+}  // namespace communicator_test

@@ -14,6 +14,8 @@
 
 #include "nccl/ranks.hpp"
 
+namespace fault_test {
+
 using namespace nccl_ranks;
 using sg::nccl::Reduction;
 
@@ -270,3 +272,5 @@ TEST_CASE("nccl/fault: a call that fails at once leaves an error, not a hang", "
   CHECK(has(caught([&] { ranks[0].all_gather(std::span<float>(three)); }),
             "3 elements cannot be cut into 2 equal"));
 }
+
+}  // namespace fault_test

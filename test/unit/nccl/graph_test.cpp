@@ -12,6 +12,8 @@
 #include "cuda/gpus_cases.hpp"
 #include "processes.hpp"
 
+namespace graph_test {
+
 using namespace gpus_model;
 using namespace processes;
 
@@ -107,3 +109,5 @@ TEST_CASE("nccl/Gpus: shapes that change are told to other processes, which no g
   });
   for (auto const& words : wrong) CHECK(words == "");
 }
+
+}  // namespace graph_test

@@ -17,6 +17,8 @@
 #include "cuda/gpus_cases.hpp"
 #include "processes.hpp"
 
+namespace processes_fault_test {
+
 using namespace gpus_model;
 using namespace processes;
 
@@ -220,3 +222,5 @@ TEST_CASE("nccl/Gpus: whatever CUDA or NCCL refuse in one process, parameters st
       CHECK((failed == 0 || failed == 2));
     }
 }
+
+}  // namespace processes_fault_test

@@ -10,6 +10,8 @@
 #include "cuda/gpus_cases.hpp"
 #include "processes.hpp"
 
+namespace processes_test {
+
 using namespace gpus_model;
 using namespace processes;
 
@@ -105,3 +107,5 @@ TEST_CASE("nccl/Gpus: a launcher may show each process a GPU of its own, as numb
   gpus.launch->local_rank = 3;
   CHECK(words_of([&] { static_cast<void>(gpus.open(1, 60)); }) == "");
 }
+
+}  // namespace processes_test

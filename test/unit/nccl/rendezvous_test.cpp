@@ -22,6 +22,8 @@
 
 #include "cuda_stand_in/stand_in.hpp"
 
+namespace rendezvous_test {
+
 namespace sg = stagger;
 namespace si = cuda_stand_in;
 namespace tcp = sg::nccl::detail;
@@ -450,3 +452,5 @@ TEST_CASE("nccl/rendezvous: a process has the GPU of its number, of those that i
   who.local_rank = -1;
   CHECK(with(8) == 5);
 }
+
+}  // namespace rendezvous_test

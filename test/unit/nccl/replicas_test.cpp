@@ -13,6 +13,8 @@
 #include "cuda/replica_cases.hpp"
 #include "processes.hpp"
 
+namespace replicas_test {
+
 using namespace replica_cases;
 using namespace processes;
 
@@ -206,3 +208,5 @@ TEST_CASE("nccl/Gpus: processes that group gradients otherwise are refused befor
                          : "ranks disagree on AllReduce::renew_every"));
   }
 }
+
+}  // namespace replicas_test

@@ -16,6 +16,8 @@
 #include <stagger/core/random.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
 
+namespace late_layers_test {
+
 namespace sg = stagger;
 namespace osp = sg::staleness::overlapped;
 using sg::detail::LateLayers;
@@ -170,3 +172,5 @@ TEST_CASE("parameters/LateLayers: of one layer the first elements may be late", 
   two.add_score(1, 1);
   CHECK_THROWS_WITH(two.add_score(2, 1), Catch::Matchers::Contains("splits layer 0 and layer 1"));
 }
+
+}  // namespace late_layers_test

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+namespace layer_parameters_test {
+
 namespace {
 
 using namespace stagger;
@@ -231,3 +233,5 @@ TEMPLATE_TEST_CASE(
       }
   }
 }
+
+}  // namespace layer_parameters_test

@@ -16,6 +16,8 @@
 
 #include "sanitized.hpp"
 
+namespace parameter_store_test {
+
 namespace {
 
 using namespace stagger;
@@ -573,3 +575,5 @@ TEST_CASE("parameters/ParameterStore: streams may end between the two parts of a
     CHECK(store.history().total() == static_cast<std::uint32_t>(complete + 2));
   }
 }
+
+}  // namespace parameter_store_test

@@ -11,6 +11,8 @@
 #include "catch.hpp"
 #include "partition/random_model.hpp"
 
+namespace block_test {
+
 using namespace partitions;
 using stagger::partition::Block;
 
@@ -73,3 +75,5 @@ TEST_CASE("partition/Weighed: a partitioner by cost cuts the model it was profil
   CHECK(policy.cuts(7) == Block{}.partition(costs).cuts);
   CHECK_THROWS_WITH(policy.cuts(8), Catch::Contains("the model has 8 layers, its profile 7"));
 }
+
+}  // namespace block_test

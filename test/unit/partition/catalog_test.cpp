@@ -8,6 +8,8 @@
 
 #include "catch.hpp"
 
+namespace catalog_test {
+
 namespace cluster = stagger::cluster;
 namespace partition = stagger::partition;
 using partition::Named;
@@ -73,3 +75,5 @@ TEST_CASE("partition/Named: an unknown name, and an order for one that takes non
     CHECK_THROWS_WITH((Named{.name = name, .any_order = true}.partition(costs({0, 1}))),
                       Catch::Contains("takes devices in the given order"));
 }
+
+}  // namespace catalog_test

@@ -16,6 +16,8 @@
 #include "catch.hpp"
 #include "sanitized.hpp"
 
+namespace hetpipe_claims_test {
+
 using namespace tool::hetpipe;
 namespace placement = stagger::placement;
 using Workers = std::vector<std::vector<int>>;
@@ -292,3 +294,5 @@ TEST_CASE(
     before = of_ideal;
   }
 }
+
+}  // namespace hetpipe_claims_test

@@ -14,6 +14,8 @@
 #include "catch.hpp"
 #include "partition/random_model.hpp"
 
+namespace in_flight_test {
+
 namespace partition = stagger::partition;
 using namespace partitions;
 using partition::InFlight;
@@ -71,3 +73,5 @@ TEST_CASE("partition/InFlight: no stage holds more than the safe rule says, and 
   }
   CHECK(fewer > 0);
 }
+
+}  // namespace in_flight_test

@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+namespace measured_threshold_test {
+
 namespace {
 
 using stagger::cluster::Profile;
@@ -66,3 +68,5 @@ TEST_CASE("partition/measured_threshold: refuses what was not measured", "[parti
   CHECK_THROWS_WITH(measured_threshold(chain, profile_of(0, 0), 8, {}),
                     Contains("the layers that can be split took 0 s"));
 }
+
+}  // namespace measured_threshold_test

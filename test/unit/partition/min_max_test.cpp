@@ -11,6 +11,8 @@
 #include "partition/random_model.hpp"
 #include "sanitized.hpp"
 
+namespace min_max_test {
+
 using namespace partitions;
 using partition::InFlight;
 using partition::MinMax;
@@ -292,3 +294,5 @@ TEST_CASE("partition/MinMax: what cannot be names layer, device and bytes, and w
   p.layers[1].forward_s = -1;
   CHECK_THROWS_WITH(partition::costs(p, c, numbered(2)), Catch::Contains("forward_s = -1"));
 }
+
+}  // namespace min_max_test

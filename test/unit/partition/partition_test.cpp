@@ -8,6 +8,8 @@
 
 #include <stagger/partition/cuts.hpp>
 
+namespace partition_test {
+
 using stagger::Error;
 using stagger::partition::Cuts;
 using stagger::partition::Even;
@@ -52,3 +54,5 @@ TEST_CASE("partition/Cuts: every strictly rising choice is accepted as it is, ev
   }
   CHECK(Cuts{}.cuts(1).empty());
 }
+
+}  // namespace partition_test

@@ -11,6 +11,8 @@
 #include "catch.hpp"
 #include "partition/random_model.hpp"
 
+namespace pipe_dream_test {
+
 using namespace partitions;
 using stagger::partition::PipeDream;
 
@@ -141,3 +143,5 @@ TEST_CASE("partition/PipeDream: unequal devices and uneven nodes are refused by 
   CHECK_THROWS_WITH(PipeDream{}.partition(stagger::partition::costs(p, c, std::vector{0, 2, 1, 3})),
                     Catch::Contains("one after the other"));
 }
+
+}  // namespace pipe_dream_test

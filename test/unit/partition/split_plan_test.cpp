@@ -9,6 +9,8 @@
 #include "catch.hpp"
 #include "partition/random_model.hpp"
 
+namespace split_plan_test {
+
 namespace sg = stagger;
 using namespace stagger::partition;
 using sg::SplitBy;
@@ -310,3 +312,5 @@ TEST_CASE("partition/SplitPlan: what does not fit is refused in one sentence", "
   CHECK_THROWS_WITH(averaged_elements(plan, vgg(), 0, 6),
                     "6 ranks cannot form groups of 4; use a multiple of it");
 }
+
+}  // namespace split_plan_test

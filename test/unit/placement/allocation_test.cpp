@@ -12,6 +12,8 @@
 
 #include "catch.hpp"
 
+namespace allocation_test {
+
 namespace cluster = stagger::cluster;
 namespace placement = stagger::placement;
 using Allocated = std::vector<std::vector<int>>;
@@ -89,3 +91,5 @@ TEST_CASE("placement/HybridDistribution: every device is used once, whatever the
         CHECK(seen == std::vector<int>(c.devices.size(), 1));
       }
 }
+
+}  // namespace allocation_test

@@ -9,6 +9,8 @@
 
 #include "catch.hpp"
 
+namespace fill_test {
+
 using namespace stagger;
 using namespace stagger::placement;
 
@@ -100,3 +102,5 @@ TEST_CASE("placement/fill: what cannot be chosen is refused by number", "[placem
 TEST_CASE("placement/fill: choices can be made while compiling", "[placement]") {
   STATIC_REQUIRE(ScatterFirst{}.fill(Occupancy{{2, 2}, {0, 0}}, 3) == std::vector<int>{2, 1});
 }
+
+}  // namespace fill_test

@@ -9,6 +9,8 @@
 
 #include <stagger/placement/explicit_map.hpp>
 
+namespace placement_test {
+
 using stagger::Error;
 using stagger::placement::ExplicitMap;
 using stagger::placement::InOrder;
@@ -42,3 +44,5 @@ TEST_CASE("placement/ExplicitMap: answers what it was given, if there are such p
                     Catch::Contains("place 3") && Catch::Contains("0 to 2"));
   CHECK_THROWS_WITH((ExplicitMap{{-1}}.place(1, 3)), Catch::Contains("place -1"));
 }
+
+}  // namespace placement_test

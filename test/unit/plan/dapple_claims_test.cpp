@@ -30,6 +30,8 @@
 // docs/papers.md. Models are made from stated figures (dapple_models.hpp); where STAGGER_PROFILES
 // names the folder of the authors' measured profiles, those are used as well.
 
+namespace dapple_claims_test {
+
 using namespace stagger;
 using namespace stagger::plan;
 using cluster::Profile;
@@ -517,3 +519,5 @@ TEST_CASE("plan/DAPPLE C15: an uneven cut is 8 % better with few microbatches, a
   CHECK(cut(24, 3) / cut(29, 3) == Approx(1.10).epsilon(0.01));
   for (int front = 1; front < 48; ++front) CHECK(cut(24, 16) / cut(front, 16) < 1.03);
 }
+
+}  // namespace dapple_claims_test

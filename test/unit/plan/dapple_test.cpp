@@ -20,6 +20,8 @@
 #include "dapple_models.hpp"
 #include "sanitized.hpp"
 
+namespace dapple_test {
+
 using namespace stagger;
 using namespace stagger::plan;
 
@@ -385,3 +387,5 @@ TEST_CASE("plan/evaluate: drafts that are no plans are refused by number", "[pla
   refuses({.batch = 8, .without = {4}}, "device 4 cannot be left out");
   refuses({.batch = 8, .without = {0, 1, 2, 3}}, "every device is left out");
 }
+
+}  // namespace dapple_test

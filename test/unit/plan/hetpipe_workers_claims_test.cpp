@@ -12,6 +12,8 @@
 
 #include "catch.hpp"
 
+namespace hetpipe_workers_claims_test {
+
 namespace plan = stagger::plan;
 using plan::Allocation;
 using plan::ParameterPlacement;
@@ -131,3 +133,5 @@ TEST_CASE("plan/HetPipe C20: of the time that a worker waits it is idle in a par
     CHECK(worker.idle / worker.waiting == Approx(0.44).margin(0.01));
   }
 }
+
+}  // namespace hetpipe_workers_claims_test

@@ -12,6 +12,8 @@
 
 #include "catch.hpp"
 
+namespace latency_test {
+
 using namespace stagger;
 using namespace stagger::plan;
 
@@ -126,3 +128,5 @@ TEST_CASE("plan/latency: what has no time is refused by number", "[plan]") {
   says({{1, std::numeric_limits<double>::quiet_NaN()}}, 2, "nan");
   says({{1, std::numeric_limits<double>::infinity()}}, 2, "inf");
 }
+
+}  // namespace latency_test

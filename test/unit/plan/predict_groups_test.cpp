@@ -13,6 +13,8 @@
 
 #include "engine/split_model.hpp"
 
+namespace predict_groups_test {
+
 using namespace split_model;
 namespace plan = sg::plan;
 
@@ -299,3 +301,5 @@ TEST_CASE("plan/predict: groups that cannot be predicted are refused", "[plan]")
                     "gradients of layers that groups share are added up between their exchanges, "
                     "not in groups of layers that a plan chooses; let Plan::gradients be together");
 }
+
+}  // namespace predict_groups_test

@@ -10,6 +10,8 @@
 #include "catch.hpp"
 #include "dapple_models.hpp"
 
+namespace predict_test {
+
 using namespace stagger;
 using namespace stagger::plan;
 
@@ -75,3 +77,5 @@ TEST_CASE("plan/predict: what the workload does not have is refused", "[plan]") 
                     "a batch of 32 samples cannot be cut into 33 microbatches; "
                     "plan for this batch");
 }
+
+}  // namespace predict_test

@@ -17,6 +17,8 @@
 
 #include "catch.hpp"
 
+namespace simulate_test {
+
 using namespace stagger;
 using namespace stagger::plan;
 
@@ -249,3 +251,5 @@ TEST_CASE("plan/simulate: gradients queue for a slow link as activations do", "[
   Stages const v{{1, 1}, {10, 10}, {1, 1}};
   CHECK(simulate(v, 3, std::vector<int>{3, 3}) == 64);
 }
+
+}  // namespace simulate_test

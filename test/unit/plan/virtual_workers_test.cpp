@@ -15,6 +15,8 @@
 #include "catch.hpp"
 #include "hetpipe_models.hpp"
 
+namespace virtual_workers_test {
+
 using namespace stagger;
 
 namespace {
@@ -251,3 +253,5 @@ TEST_CASE("plan/VirtualWorkers: takes workers with a staleness model of one's ow
                       Catch::Contains("lets minibatch 23 begin 4 waves ahead of the "
                                       "slowest worker, but VirtualWorkers::distance is 3"));
 }
+
+}  // namespace virtual_workers_test

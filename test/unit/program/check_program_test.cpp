@@ -33,6 +33,8 @@
 #include "sanitized.hpp"
 #include "slow_player.hpp"
 
+namespace check_program_test {
+
 using namespace stagger;
 using random_table::below;
 using random_table::Random;
@@ -533,3 +535,5 @@ TEST_CASE("program/require_sound: one sentence names rank, instruction and what 
     CHECK_THAT(said(moody->program, *moody), Catch::Contains("where the staleness model says 0"));
   }
 }
+
+}  // namespace check_program_test

@@ -12,6 +12,8 @@
 
 #include "engine/random_table.hpp"
 
+namespace dataflow_test {
+
 using namespace stagger;
 using detail::connect;
 using detail::Dataflow;
@@ -160,3 +162,5 @@ TEST_CASE(
       REQUIRE(row_edges == flow.row_edges.size());
     }
 }
+
+}  // namespace dataflow_test

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+namespace exchange_versions_test {
+
 using namespace stagger;
 using detail::fix_exchanged_versions;
 using detail::Positions;
@@ -245,3 +247,5 @@ TEST_CASE("program/fix_exchanged_versions: one sentence says what it cannot go w
   CHECK_THAT(said({{0, 0, 1, 1}, {0, 0, 0, 0}}, 1, forward, end, 1, staleness::Adds::on_arrival),
              Contains("lets minibatch 2 of stage 3 see 1 of 2 own pushes"));
 }
+
+}  // namespace exchange_versions_test

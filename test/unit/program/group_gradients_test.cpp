@@ -14,6 +14,8 @@
 
 #include "slow_player.hpp"
 
+namespace group_gradients_test {
+
 using namespace stagger;
 
 namespace {
@@ -95,3 +97,5 @@ TEST_CASE("program/drop_unawaited: a signal is given as often as a rank waits fo
         in.signal.begin(), in.signal.begin() + in.signal_count, static_cast<std::uint16_t>(full)));
   CHECK(given == 4);
 }
+
+}  // namespace group_gradients_test

@@ -18,6 +18,8 @@
 #include "engine/small_model.hpp"
 #include "slow_player.hpp"
 
+namespace lay_out_test {
+
 using namespace stagger;
 using random_table::Random;
 using schedule::Kind;
@@ -293,3 +295,5 @@ TEST_CASE("program/lay_out: the largest number of microbatches keeps its slots a
     if (in.op == Op::backward_weight && in.kept != in.microbatch + 1)
       FAIL("slot " << in.kept << " for " << in.microbatch);
 }
+
+}  // namespace lay_out_test

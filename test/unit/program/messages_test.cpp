@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+namespace messages_test {
+
 using stagger::detail::in_order;
 using stagger::detail::Messages;
 using stagger::detail::most_alive;
@@ -126,3 +128,5 @@ TEST_CASE("program/Messages: no more slots than wanted where consumer and produc
   Positions const down{3, 2, 1, 0};  // the last is released first: all must be there by then
   CHECK(Messages(up, 4, down, 4, 1).slots == 4);
 }
+
+}  // namespace messages_test

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+namespace play_test {
+
 using namespace stagger;
 
 namespace {
@@ -71,3 +73,5 @@ TEST_CASE("program/Player: who cannot go on is named, with what it waits for", "
   CHECK(blocked[1].instruction == 1);
   CHECK(blocked[1].wait == Wait{0, 2});
 }
+
+}  // namespace play_test

@@ -12,6 +12,8 @@
 
 #include "engine/random_table.hpp"
 
+namespace slot_demand_test {
+
 using namespace stagger;
 using detail::Positions;
 
@@ -61,3 +63,5 @@ TEST_CASE("program/used_at_once: messages between their writing and their releas
     REQUIRE(detail::used_at_once(written, writes, released, releases) == most);
   }
 }
+
+}  // namespace slot_demand_test

@@ -13,6 +13,8 @@
 
 #include "engine/random_table.hpp"
 
+namespace slots_test {
+
 using namespace stagger;
 using detail::add_slot;
 using detail::assign_slots;
@@ -119,3 +121,5 @@ TEST_CASE("program/add_slot: more slots for what the signal says is free, up to 
   CHECK(plan.dx[1].slots == 2);
   CHECK(plan.dx[2].slots == 2);
 }
+
+}  // namespace slots_test

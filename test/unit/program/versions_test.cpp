@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+namespace versions_test {
+
 using namespace stagger;
 using detail::fix_versions;
 using detail::Positions;
@@ -88,3 +90,5 @@ TEST_CASE("program/fix_versions: no more slots than versions that are still read
   Row const single = row_of(6, 1, random);
   CHECK(fix_versions(aged<0>(1), {0, single.forward, single.end, single.length}).slots == 1);
 }
+
+}  // namespace versions_test

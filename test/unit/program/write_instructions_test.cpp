@@ -9,6 +9,8 @@
 #include <stagger/program/describe.hpp>
 #include <stagger/schedule/gpipe.hpp>
 
+namespace write_instructions_test {
+
 using namespace stagger;
 
 namespace {
@@ -94,3 +96,5 @@ TEST_CASE("program/InstructionWriter: where replicas differ, rows are gathered",
         "its last gradient gives 25\n"
         "the update waits 23>=1 24>=1\n");
 }
+
+}  // namespace write_instructions_test

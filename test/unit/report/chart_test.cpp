@@ -16,6 +16,8 @@
 #include "catch.hpp"
 #include "report/xml.hpp"
 
+namespace chart_test {
+
 namespace {
 
 namespace report = stagger::report;
@@ -232,3 +234,5 @@ TEST_CASE("report/chart: refuses what cannot be drawn", "[report]") {
   REQUIRE_THROWS_WITH(drawn({}, {.width = 199}), Contains("a chart of 199 by 400 pixels"));
   REQUIRE_THROWS_WITH(drawn({}, {.height = 10001}), Contains("a chart of 720 by 10001 pixels"));
 }
+
+}  // namespace chart_test

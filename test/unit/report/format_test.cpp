@@ -9,6 +9,8 @@
 
 #include "catch.hpp"
 
+namespace format_test {
+
 namespace report = stagger::report;
 
 TEST_CASE("report/format: seconds take the unit that leaves one to three digits", "[report]") {
@@ -90,3 +92,5 @@ TEST_CASE("report/format: the C locale of the process does not matter", "[report
   CHECK(report::format_bytes(1572864) == "1.50 MiB");
   std::setlocale(LC_ALL, old.c_str());
 }
+
+}  // namespace format_test

@@ -8,6 +8,8 @@
 
 #include "catch.hpp"
 
+namespace plan_test {
+
 using namespace stagger;
 
 namespace {
@@ -76,3 +78,5 @@ TEST_CASE("report/plan: devices of several kinds in one node stand apart", "[rep
 TEST_CASE("report/plan: a plan for another cluster is refused", "[report]") {
   CHECK_THROWS_AS(report::picture(example(), cluster::dapple_b(4)), Error);
 }
+
+}  // namespace plan_test

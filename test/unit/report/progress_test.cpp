@@ -16,6 +16,8 @@
 
 #include "catch.hpp"
 
+namespace progress_test {
+
 namespace {
 
 namespace report = stagger::report;
@@ -247,3 +249,5 @@ TEST_CASE("report/progress_options: a terminal obeys NO_COLOR and TERM", "[repor
   std::fclose(terminal);
   ::close(master);
 }
+
+}  // namespace progress_test

@@ -9,6 +9,8 @@
 #include "catch.hpp"
 #include "report/xml.hpp"
 
+namespace split_plan_test {
+
 TEST_CASE("report/SplitPlan: a table of the layers, with what is exchanged in front of each",
           "[report]") {
   using namespace stagger::partition;
@@ -117,3 +119,5 @@ TEST_CASE("report/SplitPlan: a picture of one rank and of each member, with what
   CHECK_THROWS_WITH(stagger::report::svg({plan, layers}, 16, {.width = 300}),
                     "a picture of 2 members has 300 pixels; use a width of at least 356");
 }
+
+}  // namespace split_plan_test

@@ -6,6 +6,8 @@
 #include "catch.hpp"
 #include "report/sample.hpp"
 
+namespace step_table_test {
+
 namespace report = stagger::report;
 
 TEST_CASE("report/step_table: predicted and measured side by side", "[report]") {
@@ -38,3 +40,5 @@ TEST_CASE("report/step_table: one rank has no bubble to compare, many ranks show
   CHECK_THAT(report::step_table(report), Catch::Contains("12 (rank 0)"));
   CHECK_THAT(report::step_table({}), Catch::Contains("peak in flight"));
 }
+
+}  // namespace step_table_test

@@ -16,6 +16,8 @@
 #include "catch.hpp"
 #include "report/sample.hpp"
 
+namespace summary_test {
+
 namespace {
 
 namespace report = stagger::report;
@@ -220,3 +222,5 @@ TEST_CASE(
   std::string const trace = report::perfetto(timeline);
   CHECK(trace.find("\"0F0 again\"") != std::string::npos);
 }
+
+}  // namespace summary_test

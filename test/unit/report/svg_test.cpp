@@ -14,6 +14,8 @@
 #include "report/sample.hpp"
 #include "report/xml.hpp"
 
+namespace svg_test {
+
 namespace {
 
 namespace report = stagger::report;
@@ -558,3 +560,5 @@ TEST_CASE("report/svg: kinds differ for colour-blind readers and in grey, and nu
     }
   }
 }
+
+}  // namespace svg_test

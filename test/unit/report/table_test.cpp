@@ -5,6 +5,8 @@
 
 #include "catch.hpp"
 
+namespace table_test {
+
 namespace report = stagger::report;
 
 TEST_CASE("report/TextTable: numbers stand to the right, words to the left", "[report]") {
@@ -42,3 +44,5 @@ TEST_CASE("report/TextTable: a row too long and a table without columns are refu
                     Catch::Contains("2 cells") && Catch::Contains("1 columns"));
   CHECK(table.str() == "a\n-\n");
 }
+
+}  // namespace table_test

@@ -11,6 +11,8 @@
 #include "catch.hpp"
 #include "report/sample.hpp"
 
+namespace text_test {
+
 namespace {
 
 namespace report = stagger::report;
@@ -133,3 +135,5 @@ TEST_CASE("report/text: empty timelines and times that cannot be drawn", "[repor
   timeline.rows[0][0].end_s = std::numeric_limits<double>::infinity();
   CHECK_THROWS_WITH(report::gantt(timeline), Catch::Contains("0F0 of rank 0"));
 }
+
+}  // namespace text_test

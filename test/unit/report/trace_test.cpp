@@ -16,6 +16,8 @@
 #include "report/json.hpp"
 #include "report/sample.hpp"
 
+namespace trace_test {
+
 namespace {
 
 namespace report = stagger::report;
@@ -447,3 +449,5 @@ TEST_CASE("report/trace: a trace of nothing is still a trace", "[report]") {
   CHECK(Viewer(report::perfetto(Timeline{})).slices.empty());
   CHECK(Viewer(report::perfetto(std::vector<Timeline>{})).processes.size() == 1);
 }
+
+}  // namespace trace_test

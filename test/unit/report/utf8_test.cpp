@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+namespace utf8_test {
+
 namespace report = stagger::report;
 
 TEST_CASE("report/utf8_length: is 1 to 4 for a character, 0 for what is none", "[report]") {
@@ -27,3 +29,5 @@ TEST_CASE("report/for_each_character: gives U+FFFD for each byte that is not UTF
   CHECK(out == "a|\xC3\xA4|\xEF\xBF\xBD|\xEF\xBF\xBD|");
   CHECK(report::characters("a\xC3\xA4\xFF\xC3") == 4);
 }
+
+}  // namespace utf8_test

@@ -19,6 +19,8 @@
 #include "full.hpp"
 #include "sanitized.hpp"
 
+namespace auto_every_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -403,3 +405,5 @@ TEST_CASE("schedule/Auto: no random order within the same memory is shorter on t
   CAPTURE(levels, met);
   CHECK((levels > 50 && met > 10));  // the random orders are no straw men
 }
+
+}  // namespace auto_every_test

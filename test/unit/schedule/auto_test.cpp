@@ -13,6 +13,8 @@
 #include "oracle.hpp"
 #include "published.hpp"
 
+namespace auto_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -535,3 +537,5 @@ TEST_CASE("schedule/Auto: slices that cannot be are refused, with what can be", 
   CHECK_THROWS_WITH((Auto{.limits = {.in_flight = 2}, .slices = 3}.table({2, 4})),
                     Catch::Contains("room for 3"));
 }
+
+}  // namespace auto_test

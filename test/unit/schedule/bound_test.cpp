@@ -15,6 +15,8 @@
 #include "oracle.hpp"
 #include "zoo.hpp"
 
+namespace bound_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -129,3 +131,5 @@ TEST_CASE("schedule/lower_bound: each of its terms is met where nothing else is 
     meets(Auto{.costs = Costs::uniform(1, 1, 2), .limits = limits}.search({2, 4}), 24);
   }
 }
+
+}  // namespace bound_test

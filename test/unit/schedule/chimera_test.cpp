@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace chimera_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/Chimera: bubble fractions of the paper for M = P", "[schedule]") {
@@ -25,3 +27,5 @@ TEST_CASE("schedule/Chimera: at most P in flight on any rank, for any even M", "
     REQUIRE(highest(peak_in_flight(legal(Chimera{}, P, M))) <= P);
   });
 }
+
+}  // namespace chimera_test

@@ -3,6 +3,8 @@
 
 #include "catch.hpp"
 
+namespace costs_csv_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -41,3 +43,5 @@ TEST_CASE("schedule/costs_csv: what is malformed is named with line, column and 
   says(header + "1,1,1,1,1\n", "line 2, column 1: '1' is not the next stage, 0");
   says(header + "0,1,1,1,1\n\n", "line 3, column 1: ''");
 }
+
+}  // namespace costs_csv_test

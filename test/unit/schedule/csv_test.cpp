@@ -10,6 +10,8 @@
 
 #include "catch.hpp"
 
+namespace csv_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -169,3 +171,5 @@ TEST_CASE("schedule/csv: broken text ends in an error or a table, never otherwis
   CHECK(read > 1000);
   CHECK(refused > 1000);
 }
+
+}  // namespace csv_test

@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace dual_pipe_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/DualPipe: two ranks and four microbatches as published", "[schedule]") {
@@ -32,3 +34,5 @@ TEST_CASE("schedule/DualPipe: an illegal count is refused with the nearest legal
   CHECK_THROWS_WITH(DualPipe{}.table({4, 9}), Catch::Contains("9 microbatches") &&
                                                   Catch::Contains("nearest legal value is 10"));
 }
+
+}  // namespace dual_pipe_test

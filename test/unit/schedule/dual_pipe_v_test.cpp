@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace dual_pipe_v_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/DualPipeV: two ranks and four microbatches as published", "[schedule]") {
@@ -42,3 +44,5 @@ TEST_CASE("schedule/DualPipeV: rows that PyTorch 2.15 makes", "[schedule]") {
                       "(2F3;1B1)OVERLAP_F_B,(1F4;2B2)OVERLAP_F_B,(2F4;1B2)OVERLAP_F_B,2B3,1B3,2I4,"
                       "1I4,2W4,1W4"));
 }
+
+}  // namespace dual_pipe_v_test

@@ -12,6 +12,8 @@
 #include "oracle.hpp"
 #include "zoo.hpp"
 
+namespace evaluate_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -337,3 +339,5 @@ TEST_CASE("schedule/evaluate: parts of idle time under limits are not negative a
   }
   CHECK(memory > 100);
 }
+
+}  // namespace evaluate_test

@@ -5,6 +5,8 @@
 
 #include "grid.hpp"
 
+namespace fifo_test {
+
 using namespace grid;
 using stagger::staleness::WaveSynchronous;
 
@@ -101,3 +103,5 @@ TEST_CASE("schedule/Fifo: costs that are not numbers are refused", "[schedule]")
   CHECK_THROWS_AS((Fifo{2, Costs::uniform(1, 1, std::nan(""))}.table({2, 4})), Error);
   CHECK_THROWS_WITH((Fifo{-2, {}}.table({2, 4})), Catch::Contains("-2"));
 }
+
+}  // namespace fifo_test

@@ -8,6 +8,8 @@
 
 #include "catch.hpp"
 
+namespace fill_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -49,3 +51,5 @@ TEST_CASE("schedule/Fill: what is no shorter is left, and best_s as it was", "[s
 }
 
 }  // namespace
+
+}  // namespace fill_test

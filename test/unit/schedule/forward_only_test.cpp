@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace forward_only_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/ForwardOnly: legal on every mapping, nothing but forwards", "[schedule]") {
@@ -27,3 +29,5 @@ TEST_CASE("schedule/ForwardOnly: legal on every mapping, nothing but forwards", 
     }
   });
 }
+
+}  // namespace forward_only_test

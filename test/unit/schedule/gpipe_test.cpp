@@ -7,6 +7,8 @@
 #include "grid.hpp"
 #include "oracle.hpp"
 
+namespace gpipe_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -39,3 +41,5 @@ TEST_CASE("schedule/GPipe: a shape without ranks or microbatches or with two chu
                     Catch::Contains("2147483647 microbatches") && Catch::Contains("268435455"));
   CHECK_THROWS_WITH((GPipe{}.table({2147483647, 1})), Catch::Contains("2147483647 ranks"));
 }
+
+}  // namespace gpipe_test

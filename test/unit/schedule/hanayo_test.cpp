@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace hanayo_test {
+
 using namespace grid;
 
 TEST_CASE(
@@ -28,3 +30,5 @@ TEST_CASE("schedule/Hanayo: an illegal count is refused with the nearest legal o
   CHECK_THROWS_WITH(Hanayo{}.table({4, 1, 2}), Catch::Contains("nearest legal value is 4"));
   CHECK_THROWS_WITH(Hanayo{0}.table({4, 4, 0}), Catch::Contains("0 chunks"));
 }
+
+}  // namespace hanayo_test

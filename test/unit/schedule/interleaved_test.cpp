@@ -8,6 +8,8 @@
 
 #include "grid.hpp"
 
+namespace interleaved_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/Interleaved: small tables as published", "[schedule]") {
@@ -109,3 +111,5 @@ TEST_CASE("schedule/Interleaved: rows that PyTorch 2.15 makes", "[schedule]") {
                       "1F0,1F1,1F2,1F3,4F0,4F1,4F2,4B0,4F3,4B1,4B2,4B3,1B0,1B1,1B2,1B3 / "
                       "2F0,2F1,2F2,2F3,5F0,5B0,5F1,5B1,5F2,5B2,5F3,5B3,2B0,2B1,2B2,2B3"));
 }
+
+}  // namespace interleaved_test

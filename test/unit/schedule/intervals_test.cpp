@@ -8,6 +8,8 @@
 
 #include "catch.hpp"
 
+namespace intervals_test {
+
 using stagger::schedule::Interval;
 
 TEST_CASE("schedule/intervals: seconds that are joined and covered are those counted one by one",
@@ -43,3 +45,5 @@ TEST_CASE("schedule/intervals: seconds that are joined and covered are those cou
     }
   }
 }
+
+}  // namespace intervals_test

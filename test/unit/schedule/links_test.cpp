@@ -11,6 +11,8 @@
 #include <random>
 #include <vector>
 
+namespace links_test {
+
 namespace schedule = stagger::schedule;
 
 namespace {
@@ -60,7 +62,7 @@ std::vector<double> slowly(schedule::Links const& links, std::vector<Sent> const
         if (here && at[t] < 0 && sent[t].start_s <= now_s) active.push_back(t);
       }
       if (active.empty()) continue;
-      if (links.sharing != schedule::Sharing::fair) active.resize(1);
+      if (links.sharing != schedule::Sharing::fair) active.erase(active.begin() + 1, active.end());
       if (links.sharing == schedule::Sharing::one_at_a_time && free_again[way] > now_s) continue;
       double const part = links.rate * step_s / static_cast<double>(active.size());
       for (std::size_t t : active) {
@@ -155,3 +157,5 @@ TEST_CASE("schedule/Transfers: refuses what no link can have", "[schedule]") {
                         Catch::Matchers::Contains("Links::loss"));
   }
 }
+
+}  // namespace links_test

@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace looped_bfs_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/LoopedBfs: two ranks and two microbatches as published", "[schedule]") {
@@ -29,3 +31,5 @@ TEST_CASE("schedule/LoopedBfs: rows that PyTorch 2.15 makes", "[schedule]") {
         oracle::table("0F0,0F1,2F0,2F1,4F0,4F1,4B1,4B0,2B1,2B0,0B1,0B0 / "
                       "1F0,1F1,3F0,3F1,5F0,5F1,5B1,5B0,3B1,3B0,1B1,1B0"));
 }
+
+}  // namespace looped_bfs_test

@@ -11,6 +11,8 @@
 #include "oracle.hpp"
 #include "zoo.hpp"
 
+namespace lower_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -106,3 +108,5 @@ TEST_CASE("schedule/lower: refuses what holds messages already, and what never e
   CHECK_THROWS_AS(lower(oracle::table("0F0,2000000000F2000000000")), Error);
   CHECK_THROWS_AS(lower(OneFOneB{}.table({2, 2}), Costs::uniform(-1, 1, 1)), Error);
 }
+
+}  // namespace lower_test

@@ -5,6 +5,8 @@
 
 #include "catch.hpp"
 
+namespace mapping_test {
+
 namespace {
 
 using stagger::schedule::Mapping;
@@ -22,3 +24,5 @@ TEST_CASE("schedule/Mapping: a loop begins again, a zigzag turns round", "[sched
 }
 
 }  // namespace
+
+}  // namespace mapping_test

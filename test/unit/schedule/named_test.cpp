@@ -10,6 +10,8 @@
 
 #include "catch.hpp"
 
+namespace named_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -120,3 +122,5 @@ TEST_CASE("schedule/Named: an in-flight limit shortens, bounds or refuses, as th
   CHECK_THROWS_WITH((Named{.name = "gpipe", .limits = {.in_flight = 7}}.table({4, 8})),
                     Catch::Contains("nearest legal value is 8"));
 }
+
+}  // namespace named_test

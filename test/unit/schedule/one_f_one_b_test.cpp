@@ -11,6 +11,8 @@
 #include "grid.hpp"
 #include "oracle.hpp"
 
+namespace one_f_one_b_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -181,3 +183,5 @@ TEST_CASE("schedule/OneFOneB: a gap below one and a negative limit are refused",
   CHECK_THROWS_WITH(OneFOneB{.in_flight = -1}.table({2, 4}),
                     Catch::Contains("-1 microbatches in flight"));
 }
+
+}  // namespace one_f_one_b_test

@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace pipe_dream_2bw_test {
+
 using namespace grid;
 
 TEST_CASE(
@@ -21,3 +23,5 @@ TEST_CASE(
     REQUIRE(highest(peak_in_flight(t)) <= M);  // what is in flight spans two batches at most
   });
 }
+
+}  // namespace pipe_dream_2bw_test

@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace pipe_dream_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/PipeDream: as many versions as minibatches in flight, P - r", "[schedule]") {
@@ -31,3 +33,5 @@ TEST_CASE("schedule/PipeDream: between filling and draining no rank idles", "[sc
     }
   }
 }
+
+}  // namespace pipe_dream_test

@@ -14,6 +14,8 @@
 #include <stagger/schedule/proof/verify.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 
+namespace play_workers_test {
+
 namespace schedule = stagger::schedule;
 using schedule::Action;
 using schedule::Fifo;
@@ -391,3 +393,5 @@ TEST_CASE("schedule/play_workers: refuses what no workers can be", "[schedule]")
           {3, 4})),
       Catch::Contains("WaveGate::cuts make 2 stages"));
 }
+
+}  // namespace play_workers_test

@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace seq_1f1b_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/Seq1F1B: bubble (P-1)(F+B)/S and peak min(MS, P-r-1+S) slices", "[schedule]") {
@@ -25,3 +27,5 @@ TEST_CASE("schedule/Seq1F1B: backwards take the slices of a microbatch from the 
           "[schedule]") {
   CHECK(write_csv(Seq1F1B{2}.table({1, 2})) == "0F0s0,0F0s1,0B0s1,0F1s0,0B0s0,0F1s1,0B1s1,0B1s0\n");
 }
+
+}  // namespace seq_1f1b_test

@@ -12,6 +12,8 @@
 
 #include "catch.hpp"
 
+namespace transfers_test {
+
 namespace {
 
 namespace schedule = stagger::schedule;
@@ -106,3 +108,5 @@ TEST_CASE("schedule/require_counts: the nearest legal value is the largest legal
                     Catch::Contains("nearest legal value is 536870911"));
   CHECK_NOTHROW(schedule::require_counts("p", {536870911, 1, 1}, 1));
 }
+
+}  // namespace transfers_test

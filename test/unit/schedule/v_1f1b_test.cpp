@@ -4,6 +4,8 @@
 #include "grid.hpp"
 #include "published.hpp"
 
+namespace v_1f1b_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/V1F1B: peak at most 2 ceil(3P/4) chunks at no more than 1F1B's bubble",
@@ -25,3 +27,5 @@ TEST_CASE("schedule/V1F1B: never longer than the published generator's schedules
       });
   CHECK(shorter == 0);
 }
+
+}  // namespace v_1f1b_test

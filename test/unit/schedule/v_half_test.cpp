@@ -4,6 +4,8 @@
 #include "grid.hpp"
 #include "published.hpp"
 
+namespace v_half_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/VHalf: peak at most 2 ceil((P+1)/2) chunks at less than 1F1B's bubble",
@@ -25,3 +27,5 @@ TEST_CASE("schedule/VHalf: never longer than the published generator's schedules
       });
   CHECK(shorter > 20);
 }
+
+}  // namespace v_half_test

@@ -4,6 +4,8 @@
 #include "grid.hpp"
 #include "published.hpp"
 
+namespace v_min_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/VMin: peak at most 2(floor((P+1)/3)+1) chunks", "[schedule]") {
@@ -21,3 +23,5 @@ TEST_CASE("schedule/VMin: never longer than the published generator's schedules"
       });
   CHECK(shorter > 20);
 }
+
+}  // namespace v_min_test

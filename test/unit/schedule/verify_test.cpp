@@ -11,6 +11,8 @@
 #include "oracle.hpp"
 #include "zoo.hpp"
 
+namespace verify_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -368,3 +370,5 @@ TEST_CASE("schedule/verify: agrees with the slow simulator on mutated tables wit
   CHECK(legal > 1000);
   CHECK(deadlocks > 200);
 }
+
+}  // namespace verify_test

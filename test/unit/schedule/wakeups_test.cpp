@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+namespace wakeups_test {
+
 namespace {
 
 TEST_CASE("schedule/Wakeups: by time, and of one time by rank", "[schedule]") {
@@ -23,3 +25,5 @@ TEST_CASE("schedule/Wakeups: by time, and of one time by rank", "[schedule]") {
 }
 
 }  // namespace
+
+}  // namespace wakeups_test

@@ -15,6 +15,8 @@
 
 #include "catch.hpp"
 
+namespace weight_versions_test {
+
 using namespace stagger;
 using namespace stagger::schedule;
 
@@ -76,3 +78,5 @@ TEST_CASE("schedule/weight_versions: as many as no rank can do without, counted 
     }
   }
 }
+
+}  // namespace weight_versions_test

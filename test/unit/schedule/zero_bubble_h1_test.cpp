@@ -8,6 +8,8 @@
 
 #include "grid.hpp"
 
+namespace zero_bubble_h1_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/ZeroBubbleH1: two ranks and four microbatches as published", "[schedule]") {
@@ -94,3 +96,5 @@ TEST_CASE("schedule/ZeroBubbleH1: rows that PyTorch 2.15 makes with several chun
                       "1F0,1F1,1F2,3F0,3F1,3F2,5F0,5I0,5F1,5I1,5W0,5F2,5I2,5W1,3I0,5W2,3I1,3W0,"
                       "3I2,3W1,1I0,3W2,1I1,1W0,1I2,1W1,1W2"));
 }
+
+}  // namespace zero_bubble_h1_test

@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace zero_bubble_h2_test {
+
 using namespace grid;
 
 TEST_CASE("schedule/ZeroBubbleH2: no span bubble from M = 2P-1 on at equal costs", "[schedule]") {
@@ -20,3 +22,5 @@ TEST_CASE("schedule/ZeroBubbleH2: no span bubble from M = 2P-1 on at equal costs
     REQUIRE(e.bubble_s == P - 1);
   });
 }
+
+}  // namespace zero_bubble_h2_test

@@ -3,6 +3,8 @@
 
 #include "grid.hpp"
 
+namespace zero_bubble_v_test {
+
 using namespace grid;
 
 TEST_CASE(
@@ -66,3 +68,5 @@ TEST_CASE("schedule/ZeroBubbleV: no more microbatches than ranks end no later th
   CHECK(evaluated(ZeroBubbleV{}.table({4, 4, 2})).makespan_s == 28);  // 30 there
   CHECK(evaluated(ZeroBubbleV{}.table({7, 7, 2})).makespan_s == 51);  // 54 there
 }
+
+}  // namespace zero_bubble_v_test

@@ -36,6 +36,8 @@
 #include "engine/split_model.hpp"
 #include "scalar_worker.hpp"
 
+namespace allocation_test {
+
 using namespace small_model;
 
 #ifdef COUNTS_ALLOCATIONS
@@ -505,3 +507,5 @@ TEST_CASE("train/memory: microbatches are recorded as in flight until their weig
   CHECK(train.peak_in_flight() == sg::schedule::peak_in_flight(table));
   CHECK(train.peak_in_flight().back() == 4);  // 1 with whole backwards
 }
+
+}  // namespace allocation_test

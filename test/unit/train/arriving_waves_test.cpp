@@ -14,6 +14,8 @@
 
 #include "replay.hpp"
 
+namespace arriving_waves_test {
+
 using namespace workers_oracle;
 using sg::schedule::Costs;
 
@@ -128,3 +130,5 @@ TEST_CASE("train/WaveSynchronous: on arrival, minibatches see what the server's 
                 });
           }
 }
+
+}  // namespace arriving_waves_test

@@ -12,6 +12,8 @@
 
 #include "averaged_changes.hpp"
 
+namespace averaged_changes_test {
+
 using namespace averaged_changes;
 
 namespace {
@@ -75,3 +77,5 @@ TEST_CASE("train/ParameterServer: to average changes is to sum up changes of a s
   CHECK(ended(true, 0.25) == ended(false, 0.125));
   CHECK(ended(true, 0.25) != ended(false, 0.25));
 }
+
+}  // namespace averaged_changes_test

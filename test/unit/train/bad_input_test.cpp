@@ -11,6 +11,8 @@
 
 #include "engine/trap_model.hpp"
 
+namespace bad_input_test {
+
 using namespace trap_model;
 
 namespace {
@@ -329,3 +331,5 @@ TEST_CASE("train/bad input: a Sequential that nobody cuts is not spread over sev
             .with(Loss{hook}, sg::host::Threads{3})
             .stages() == 2);
 }
+
+}  // namespace bad_input_test

@@ -17,6 +17,8 @@
 #include "engine/random_table.hpp"
 #include "engine/typed_oracle.hpp"
 
+namespace bit_equality_tables_test {
+
 using namespace small_model;
 
 namespace {
@@ -149,3 +151,5 @@ TEST_CASE("train/Trainer: a backward that is whole but for one half is run whole
     REQUIRE(bits(train) == bits(one));
   }
 }
+
+}  // namespace bit_equality_tables_test

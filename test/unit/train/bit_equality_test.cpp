@@ -7,6 +7,8 @@
 
 #include "engine/typed_oracle.hpp"
 
+namespace bit_equality_test {
+
 using namespace small_model;
 
 namespace {
@@ -123,3 +125,5 @@ TEST_CASE("train/OneDevice: the yardstick itself has the bits of typed loops", "
     }
   }
 }
+
+}  // namespace bit_equality_test

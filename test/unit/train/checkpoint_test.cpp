@@ -15,6 +15,8 @@
 
 #include "../temporary_folder.hpp"
 
+namespace checkpoint_test {
+
 using stagger::Checkpoints;
 using stagger::CheckpointState;
 using stagger::ParameterState;
@@ -360,3 +362,5 @@ TEST_CASE(
   }
   CHECK(step > 5);
 }
+
+}  // namespace checkpoint_test

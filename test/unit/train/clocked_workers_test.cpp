@@ -29,6 +29,8 @@
 #include "forwarding_link.hpp"
 #include "replay.hpp"
 
+namespace clocked_workers_test {
+
 namespace sg = stagger;
 using namespace plain_layers;
 namespace schedule = sg::schedule;
@@ -565,3 +567,5 @@ TEST_CASE("train/Clock: refuses workers in different times", "[train]") {
   REQUIRE_THROWS_WITH(streaming(exact(2, 0), server, 1, {2}, on(sg::sim::Clock())),
                       Catch::Matchers::Contains("in another time"));
 }
+
+}  // namespace clocked_workers_test

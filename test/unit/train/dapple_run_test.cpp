@@ -11,6 +11,8 @@
 
 #include "engine/row_oracle.hpp"
 
+namespace dapple_run_test {
+
 using namespace small_model;
 
 namespace {
@@ -63,3 +65,5 @@ TEST_CASE("train/DAPPLE C9: recomputation costs a third of the time and saves me
   CHECK(slower < 1.40);
   CHECK(again.activations < plain.activations);
 }
+
+}  // namespace dapple_run_test

@@ -15,6 +15,8 @@
 
 #include "engine/split_model.hpp"
 
+namespace divide_test {
+
 using namespace split_model;
 
 namespace {
@@ -125,3 +127,5 @@ TEST_CASE("train/divide: what cannot be divided is refused in one sentence", "[t
                     "a minibatch cannot be padded for this loss, which has no padding(): a target "
                     "of one row that counts as nothing; use Ragged::drop");
 }
+
+}  // namespace divide_test

@@ -22,6 +22,8 @@
 
 #include "replay.hpp"
 
+namespace drifting_workers_test {
+
 using namespace workers_oracle;
 using sg::schedule::Kind;
 
@@ -298,3 +300,5 @@ TEST_CASE("train/run_together: what a worker cannot make ends it alone", "[train
   REQUIRE(a.steps() == 1);
   REQUIRE(b.steps() == 3);
 }
+
+}  // namespace drifting_workers_test

@@ -25,6 +25,8 @@
 #include "forwarding_link.hpp"
 #include "workers_oracle.hpp"
 
+namespace failing_workers_test {
+
 using namespace workers_oracle;
 using sg::collective::OnFailure;
 using sg::collective::ParameterServer;
@@ -295,3 +297,5 @@ TEST_CASE("train/OnFailure: what is late in a stream that fails is not late in t
   CHECK(trained(Through{std::make_shared<ToldInTheEnd>(server.worker(0).link())}) ==
         trained(plain));
 }
+
+}  // namespace failing_workers_test

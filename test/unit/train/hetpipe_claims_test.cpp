@@ -24,6 +24,8 @@
 #include "hetpipe_theory.hpp"
 #include "plain_layers.hpp"
 
+namespace hetpipe_claims_test {
+
 namespace sg = stagger;
 using namespace plain_layers;
 using sg::schedule::Costs;
@@ -247,3 +249,5 @@ TEST_CASE("train/HetPipe C17 to C20: waiting falls with D, and little of it is i
   CHECK(ends[0] >= 1.05 * ends[3]);  // C17: where an exchange takes a stage time or more
   CHECK(ends[4] == Approx(ends[3]).epsilon(0.15));  // C18
 }
+
+}  // namespace hetpipe_claims_test

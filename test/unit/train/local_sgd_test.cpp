@@ -24,6 +24,8 @@
 
 #include "server_oracle.hpp"
 
+namespace local_sgd_test {
+
 namespace sg = stagger;
 using namespace plain_layers;
 using sg::staleness::LocalSgd;
@@ -308,3 +310,5 @@ TEST_CASE("train/LocalSgd: refuses what cannot be, and workers that differ", "[t
   REQUIRE_THROWS_WITH(make(LocalSgd{.period = 2, .average_state = false}, server, 1, momentum),
                       Catch::Matchers::Contains("give all workers the same staleness model"));
 }
+
+}  // namespace local_sgd_test

@@ -17,6 +17,8 @@
 #include "sanitized.hpp"
 #include "teacher.hpp"
 
+namespace overlapped_accuracy_claims_test {
+
 // Under a sanitizer they would take minutes, and what runs here is watched in other tests.
 #ifndef TEST_SANITIZED
 
@@ -177,3 +179,5 @@ TEST_CASE("train/OverlappedSynchronous: O O4: gradients that are dropped cost ac
   CHECK(dropped < all - 2);
 }
 #endif
+
+}  // namespace overlapped_accuracy_claims_test

@@ -14,6 +14,8 @@
 
 #include "step_times.hpp"
 
+namespace overlapped_claims_test {
+
 using namespace step_times;
 
 namespace {
@@ -178,3 +180,5 @@ TEST_CASE("train/OverlappedSynchronous: O T5, T6: the share of communication ris
   CHECK(of(bsp, {.r = r}).communication() == Approx(0.1).epsilon(0.05));
   CHECK(of(bsp, {.r = r * 35.58 / 13.45}).communication() == Approx(0.227).epsilon(0.05));
 }
+
+}  // namespace overlapped_claims_test

@@ -19,6 +19,8 @@
 
 #include "overlapped_oracle.hpp"
 
+namespace overlapped_immediate_test {
+
 namespace sg = stagger;
 using namespace plain_layers;
 using namespace overlapped_oracle;
@@ -144,3 +146,5 @@ TEST_CASE(
         in_part += take_up(workers, {.rate = rate, .latency_s = latency_s}, 0.5).in_part;
   CHECK(in_part > 20);
 }
+
+}  // namespace overlapped_immediate_test

@@ -27,6 +27,8 @@
 
 #include "overlapped_oracle.hpp"
 
+namespace overlapped_test {
+
 namespace sg = stagger;
 using namespace plain_layers;
 using namespace overlapped_oracle;
@@ -735,3 +737,5 @@ TEST_CASE("train/OverlappedSynchronous: refuses numbers that cannot be, and work
   CHECK_THROWS_WITH(run(train.step(batch)),
                     Catch::Matchers::Contains("FixedImportance has 2 scores"));
 }
+
+}  // namespace overlapped_test

@@ -19,6 +19,8 @@
 #include "engine/split_model.hpp"
 #include "same_memory.hpp"
 
+namespace pipeline_footprint_test {
+
 using namespace split_model;
 
 namespace {
@@ -160,3 +162,5 @@ TEST_CASE(
     }
   }
 }
+
+}  // namespace pipeline_footprint_test

@@ -17,6 +17,8 @@
 #include "engine/row_oracle.hpp"
 #include "same_memory.hpp"
 
+namespace planned_test {
+
 using namespace small_model;
 namespace plan = sg::plan;
 
@@ -185,3 +187,5 @@ TEST_CASE("train/planned: what only a forward has kept is counted as it is behin
   CHECK(activations(false) == 4 * 1000);
   CHECK(activations(true) == 10 + 1000);  // all forwards share a slot; a backward has its own
 }
+
+}  // namespace planned_test

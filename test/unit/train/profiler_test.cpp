@@ -15,6 +15,8 @@
 
 #include "engine/small_model.hpp"
 
+namespace profiler_test {
+
 using namespace small_model;
 
 namespace {
@@ -215,3 +217,5 @@ TEST_CASE("train/Profiler: what cannot be measured is refused", "[train]") {
       sg::Profiler({.layer_names = {"a", "b"}}).measure(one, batch.inputs[0], batch.targets[0]),
       "2 names were given for 7 layers; give one for each, or none");
 }
+
+}  // namespace profiler_test

@@ -23,6 +23,8 @@
 #include "overlapped_oracle.hpp"
 #include "workers_oracle.hpp"
 
+namespace remote_workers_test {
+
 namespace remote = stagger::collective::detail;
 using namespace workers_oracle;
 
@@ -314,3 +316,5 @@ TEST_CASE("train/RemoteLink: refuses workers that differ", "[train]") {
   REQUIRE_THROWS_WITH(stepping(sg::staleness::Synchronous{}, Remote(1, sgd), 0, SlowSgd{sgd}),
                       Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'"));
 }
+
+}  // namespace remote_workers_test

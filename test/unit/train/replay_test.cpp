@@ -13,6 +13,8 @@
 
 #include "replay.hpp"
 
+namespace replay_test {
+
 using namespace workers_oracle;
 
 TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of asynchronous steps",
@@ -94,3 +96,5 @@ TEST_CASE("train/ParameterServer: counts what the weights of each push lacked", 
     }
   }
 }
+
+}  // namespace replay_test

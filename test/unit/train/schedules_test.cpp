@@ -14,6 +14,8 @@
 #include "../schedule/zoo.hpp"
 #include "engine/typed_oracle.hpp"
 
+namespace schedules_test {
+
 using namespace small_model;
 
 namespace {
@@ -141,3 +143,5 @@ TEST_CASE("train/Pipeline: a name that cannot train in steps is refused in one s
                     Catch::Contains("a table without a backward action, which cannot train"));
   CHECK(sg::run(forward.evaluate(batch(0, 4, true))).loss > 0);
 }
+
+}  // namespace schedules_test

@@ -27,6 +27,8 @@
 #include "../temporary_folder.hpp"
 #include "engine/split_model.hpp"
 
+namespace shared_layers_test {
+
 using namespace split_model;
 
 namespace {
@@ -418,3 +420,5 @@ TEST_CASE("train/describe: as a table and as a picture, also if no layer is shar
   auto plain = sg::Pipeline{model<double>(15)}.with(sg::loss::MeanSquaredError<double>{});
   CHECK(sg::report::table(sg::describe(plain), 0, 5).find("sharing") == std::string::npos);
 }
+
+}  // namespace shared_layers_test

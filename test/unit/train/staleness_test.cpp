@@ -22,6 +22,8 @@
 
 #include "plain_layers.hpp"
 
+namespace staleness_test {
+
 namespace sg = stagger;
 
 namespace {
@@ -267,3 +269,5 @@ TEST_CASE("staleness: what cannot be is refused in one sentence", "[staleness]")
                                   Loss{}, sg::Options{.clip_norm = 1.0});
   CHECK_THROWS_WITH(clipped.stream(eight), Catch::Contains("clip_norm"));
 }
+
+}  // namespace staleness_test

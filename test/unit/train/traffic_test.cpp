@@ -31,6 +31,8 @@
 #include "engine/small_model.hpp"
 #include "plain_layers.hpp"
 
+namespace traffic_test {
+
 namespace {
 
 namespace sg = stagger;
@@ -297,3 +299,5 @@ TEST_CASE(
     REQUIRE(a.traffic().of(pulls) == times(4 + 4 + 4 * 2, each));
   });
 }
+
+}  // namespace traffic_test

@@ -20,6 +20,8 @@
 
 #include "engine/typed_oracle.hpp"
 
+namespace trainer_test {
+
 using namespace small_model;
 
 namespace {
@@ -164,3 +166,5 @@ TEST_CASE("train/Trainer: schedule, cuts, placement, grouping and device are cho
   CHECK(moved.steps() == 1);
   CHECK(values() == before);
 }
+
+}  // namespace trainer_test

@@ -12,6 +12,8 @@
 
 #include "hetpipe_theory.hpp"
 
+namespace wave_convergence_claims_test {
+
 using namespace hetpipe_theory;
 
 namespace {
@@ -63,3 +65,5 @@ TEST_CASE("train/HetPipe C21: the regret is below the bounds, and falls with the
     CHECK(2 * many.value <= few.value);
   }
 }
+
+}  // namespace wave_convergence_claims_test

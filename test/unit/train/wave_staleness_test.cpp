@@ -13,6 +13,8 @@
 
 #include "hetpipe_theory.hpp"
 
+namespace wave_staleness_test {
+
 using namespace hetpipe_theory;
 
 namespace {
@@ -133,3 +135,5 @@ TEST_CASE("train/WaveSynchronous: without the gate, a worker ten times as slow b
     CHECK(look(of, of.waves(), 10, 60, 0.1).bounded);
   }
 }
+
+}  // namespace wave_staleness_test

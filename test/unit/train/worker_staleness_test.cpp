@@ -28,6 +28,8 @@
 
 // What the weights of each minibatch lacked of other workers, as they say themselves.
 
+namespace worker_staleness_test {
+
 namespace {
 
 using namespace plain_layers;
@@ -253,3 +255,5 @@ TEST_CASE("train/Trainer: steps together lack nothing, and late layers one push"
   auto alone = sg::Pipeline{model()}.with(Loss{});
   REQUIRE(alone.staleness().empty());
 }
+
+}  // namespace worker_staleness_test

@@ -16,6 +16,8 @@
 #include "temporary_folder.hpp"
 #include "workers_oracle.hpp"
 
+namespace workers_checkpoint_test {
+
 namespace {
 
 using namespace workers_oracle;
@@ -110,3 +112,5 @@ TEST_CASE("train/Checkpoints: refuses to restore into a worker", "[train]") {
   CHECK_THROWS_WITH(checkpoints.restore("four layers", a),
                     Catch::Matchers::Contains("a checkpoint cannot be restored into a worker"));
 }
+
+}  // namespace workers_checkpoint_test

@@ -28,6 +28,8 @@
 #include "plain_layers.hpp"
 #include "workers_oracle.hpp"
 
+namespace workers_identities_test {
+
 namespace sg = stagger;
 
 namespace {
@@ -478,3 +480,5 @@ TEST_CASE("train/WaveSynchronous: a worker keeps at most Nm + D + 3 copies of it
           CHECK(copies >= Nm + D);  // versions and changes, and D waves
         }
 }
+
+}  // namespace workers_identities_test

@@ -30,6 +30,8 @@
 
 #include "workers_oracle.hpp"
 
+namespace workers_test {
+
 namespace sg = stagger;
 using namespace workers_oracle;
 
@@ -478,3 +480,5 @@ TEST_CASE("train/ParameterServer: refuses workers with other bounds on how far t
   refused(Asynchronous{}, StaleSynchronous{0},
           "worker 1 may be 1 push ahead of the slowest, the others any number of pushes");
 }
+
+}  // namespace workers_test

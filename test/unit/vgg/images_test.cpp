@@ -15,6 +15,8 @@
 
 #include "catch.hpp"
 
+namespace images_test {
+
 using vgg::Minibatch;
 
 namespace {
@@ -161,3 +163,5 @@ TEST_CASE("vgg/Images: those that are taken have their labels and values around 
   for (std::size_t e = 0; e < 3072; ++e)
     REQUIRE(batch.inputs[1][e] == (static_cast<float>(images.pixels[7 * 3072 + e]) - 128) / 64);
 }
+
+}  // namespace images_test

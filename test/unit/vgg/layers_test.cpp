@@ -6,6 +6,8 @@
 #include "layers/layer_harness.hpp"
 #include "vgg/model/model.hpp"
 
+namespace layers_test {
+
 using namespace layer_test;
 using layers::Random;
 using stagger::Tensor;
@@ -235,3 +237,5 @@ TEST_CASE("vgg/layers: inputs that do not fit are refused", "[vgg]") {
   CHECK_THROWS_WITH(full.forward(random_tensor({2, 5}, 1)),
                     Catch::StartsWith("a dense layer of 6 inputs was given 2 examples of 10 "));
 }
+
+}  // namespace layers_test

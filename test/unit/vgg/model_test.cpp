@@ -21,6 +21,8 @@
 #include "vgg/images.hpp"
 #include "vgg/model/model.hpp"
 
+namespace model_test {
+
 using vgg::Minibatch;
 
 namespace {
@@ -220,3 +222,5 @@ TEST_CASE("vgg/model: of width 64, groups share the two large dense layers as pu
   for (auto const& layer : features) told += layer.parameters;
   CHECK(told == parameters);
 }
+
+}  // namespace model_test

@@ -18,6 +18,8 @@
 #include "vgg/images.hpp"
 #include "vgg/small.hpp"
 
+namespace split_brain_claims_test {
+
 namespace sg = stagger;
 namespace split_brain = vgg::split_brain;
 using split_brain::Run;
@@ -254,3 +256,5 @@ TEST_CASE("vgg/SplitBrain: a small network learns alike in groups of 1, 2 and 4 
     CHECK((train.traffic().of(sg::TrafficKind::shared_activations).messages != 0) == (k != 0));
   }
 }
+
+}  // namespace split_brain_claims_test
