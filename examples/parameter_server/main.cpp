@@ -7,9 +7,9 @@
 //     parameter_server together 2 200               the same in one process, for comparison
 //
 // Each worker learns from examples of its own, in step with the others; where workers run changes no
-// bit, nor does a server with a FOLDER that is killed and started again there. SERVE_ON=10.0.0.1
-// parameter_server serve ... listens elsewhere than on loopback, and needs a token of 16 to 64 bytes in
-// PARAMETER_SERVER_TOKEN, for workers too.
+// bit, nor does a server with a FOLDER that is killed and started again there. With SERVE_ON=10.0.0.1
+// it listens elsewhere than on loopback, and needs a token of 16 to 64 bytes in PARAMETER_SERVER_TOKEN,
+// for workers too. With PARAMETER_SERVER_RUN=NAME it refuses workers and a FOLDER of other runs.
 #include <array>
 #include <cmath>
 #include <csignal>
@@ -91,10 +91,9 @@ sg::Batch<Row, Row> examples(int worker, int step) {
   sg::Batch<Row, Row> batch;
   for (int k = 0; k < 8; ++k) {
     Row x, y;
+    auto const pitch = static_cast<float>(1 + k + 8 * (worker + step % 4));
     for (std::size_t i = 0; i < width; ++i)
-      x[i] = 0.8F * std::sin(static_cast<float>(1 + k + 8 * (worker + step % 4)) *
-                             static_cast<float>(i + 1));
-    for (std::size_t i = 0; i < width; ++i) y[(i + 1) % width] = x[i];
+      y[(i + 1) % width] = x[i] = 0.8F * std::sin(pitch * static_cast<float>(i + 1));
     batch.inputs.push_back(x);
     batch.targets.push_back(y);
   }
@@ -109,13 +108,15 @@ auto make_worker(auto const& server, int number) {
 }
 
 void print(int worker, double loss, auto& train) {
-  std::uint64_t digest = sg::detail::empty_digest;
-  for (auto const& parameter : train.parameters())
-    digest = sg::detail::digest(reinterpret_cast<char const*>(parameter.value.data()),
-                                parameter.value.size(), digest);
+  std::uint64_t sum = sg::detail::empty_digest;
+  for (auto const& p : train.parameters())
+    sum = sg::detail::digest(reinterpret_cast<char const*>(p.value.data()), p.value.size(), sum);
   std::printf("worker %d: loss %.5f, digest of the parameters %016llx\n", worker, loss,
-              static_cast<unsigned long long>(digest));
+              static_cast<unsigned long long>(sum));
 }
+
+std::string const run_name =
+    std::getenv("PARAMETER_SERVER_RUN") == nullptr ? "" : std::getenv("PARAMETER_SERVER_RUN");
 
 sg::host::Token token() {
   constexpr char const* name = "PARAMETER_SERVER_TOKEN";
@@ -123,12 +124,11 @@ sg::host::Token token() {
 }
 
 void serve(std::uint16_t port, int workers, std::string const& folder) {
-  char const* const address = std::getenv("SERVE_ON");
-  sg::collective::ParameterServer const server({.workers = workers, .durable = folder});
-  sg::host::AsioParameterServer const listening(
-      server,
-      {.address = address == nullptr ? "127.0.0.1" : address, .port = port, .token = token()},
-      optimizer);
+  sg::collective::ParameterServer const server(
+      {.workers = workers, .durable = folder, .run = run_name});
+  sg::host::ListenOptions options{.port = port, .token = token()};
+  if (char const* const address = std::getenv("SERVE_ON")) options.address = address;
+  sg::host::AsioParameterServer const listening(server, options, optimizer);
   std::printf("listening on port %d\n", listening.port()), std::fflush(stdout);
   boost::asio::io_context context;  // until a signal comes
   boost::asio::signal_set signals(context, SIGINT, SIGTERM);
@@ -139,7 +139,7 @@ void serve(std::uint16_t port, int workers, std::string const& folder) {
 /// Where another worker fails, the step is lost, and this one goes on from the server's weights.
 void work(std::string const& host, std::uint16_t port, int number, int steps) {
   sg::host::RemoteParameterServer const server(
-      {.host = host, .port = port, .token = token(), .deadline_s = 10});
+      {.host = host, .port = port, .token = token(), .deadline_s = 10, .run = run_name});
   auto train = make_worker(server, number);
   double loss = 0;
   int failures = 0;  // in a row

@@ -77,6 +77,8 @@ using Late = sg::staleness::OverlappedSynchronous<
 inline Late const late_model{.budget = {0.6}};
 inline constexpr sg::optimizer::Sgd sgd{};
 
+inline constexpr char run_name[] = "fuzz";
+
 inline std::vector<sg::detail::LayerParameters> model() {
   std::vector<sg::detail::LayerParameters> all(layers);
   for (std::size_t l = 0; l < layers; ++l) {
@@ -146,6 +148,7 @@ class Wire {
     }
     [[nodiscard]] double deadline_s() const override { return 0.5; }
     [[nodiscard]] std::string name() const override { return "port 7"; }
+    [[nodiscard]] std::string run() const override { return run_name; }
     [[nodiscard]] double now_s() const override { return wire.now_s_; }
     void wait(std::unique_lock<std::mutex>& lock, std::condition_variable&,
               double most_s) const override {
@@ -296,7 +299,8 @@ class Worker final : private sg::detail::ParameterListener {
 /// With a server, of which it records what both ends say.
 class Recorded final : public Wire, private remote::Transport {
  public:
-  explicit Recorded(Models models) : server_({.workers = 1}), rules_(server_rules()) {
+  explicit Recorded(Models models)
+      : server_({.workers = 1, .run = run_name}), rules_(server_rules()) {
     connection_ = std::make_unique<remote::ServerConnection>(server_.in_process(), rules_);
     connection_->carried_by(*this);
     Worker worker(*this, models, [](char const* words) { throw std::logic_error(words); });

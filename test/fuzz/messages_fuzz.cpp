@@ -27,7 +27,7 @@ std::string hello() {
 std::string request(int worker) {
   auto const own = model();
   sg::ByteWriter out;
-  remote::JoinRequest::write(out, worker, own, rules_of(Models::waves));
+  remote::JoinRequest::write(out, worker, own, rules_of(Models::waves), run_name);
   return text_of(out.data(), out.size());
 }
 
@@ -95,7 +95,7 @@ std::uint64_t read_kinds = 0;
 
 /// How far it came: 0 refused, 1 read.
 int connection(std::string const& text) {
-  sg::collective::ParameterServer const server({.workers = 1});
+  sg::collective::ParameterServer const server({.workers = 1, .run = run_name});
   remote::RemoteRules const rules = server_rules();
   framed::Hello const expected;
   Nowhere transport;

@@ -883,6 +883,10 @@ TEST_CASE("mpi/ParameterServer: refuses workers that differ, and what cannot be"
   if (processes() == 1) return;
   REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1 + process()}),
                       Catch::Matchers::Contains("ServerOptions::workers"));
+  REQUIRE_THROWS_WITH(
+      sg::mpi::ParameterServer({.workers = 1, .run = process() == 0 ? "today's" : "yesterday's"}),
+      Catch::Matchers::Contains("ServerOptions::run") && Catch::Matchers::Contains("'today's'") &&
+          Catch::Matchers::Contains("'yesterday's'"));
 }
 
 TEST_CASE("mpi/Connections: a worker that refuses what the server says can join again", "[mpi]") {

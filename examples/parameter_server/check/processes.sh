@@ -6,7 +6,7 @@ program=$1
 folder=$2
 mkdir -p "$folder" && cd "$folder" || exit 1
 rm -rf ./*.txt
-unset PARAMETER_SERVER_TOKEN SERVE_ON
+unset PARAMETER_SERVER_TOKEN PARAMETER_SERVER_RUN SERVE_ON
 trap 'kill -9 $(jobs -p) 2>/dev/null' EXIT
 
 fail() {
@@ -102,6 +102,8 @@ kill $server
 wait $server
 "$program" serve 0 3 kept >refused.txt 2>&1 && fail 'the folder of another run'
 expect refused.txt 'for 2 workers, this one is made for 3'
+PARAMETER_SERVER_RUN=today "$program" serve 0 2 kept >refused.txt 2>&1 && fail 'the folder of a run of another name'
+expect refused.txt "with the name '', this one has the name 'today'"
 
 # What is refused.
 SERVE_ON=0.0.0.0 "$program" serve 0 2 >refused.txt 2>&1 && fail 'a server without a token'
@@ -113,6 +115,11 @@ serve guarded 0 1
 PARAMETER_SERVER_TOKEN=0123456789abcdeX work "$port" 0 1 >refused.txt 2>&1 && fail 'a wrong token'
 expect refused.txt 'the token is not that of the server'
 work "$port" 0 3 >let_in.txt 2>&1 || fail 'the right token'
+kill $server
+PARAMETER_SERVER_RUN=today serve today 0 1
+PARAMETER_SERVER_RUN=yesterday work "$port" 0 1 >refused.txt 2>&1 && fail 'a worker of another run'
+expect refused.txt "worker 0 is of run 'yesterday', the parameter server that it joins of run 'today'"
+PARAMETER_SERVER_RUN=today work "$port" 0 1 >let_in.txt 2>&1 || fail 'a worker of the run'
 kill $server
 work "$port" three 1 >refused.txt 2>&1 && fail 'a word for a number'
 expect refused.txt "'three' is no number"

@@ -12,7 +12,7 @@
 /// | layer-000000.stagger and so on | the shape of a layer, and all of its state |
 ///
 /// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, the version of the
-/// format (2) and the number of the layer with 4 bytes each, and the number of the run. They end
+/// format (3) and the number of the layer with 4 bytes each, and the number of the run. They end
 /// with the same checksum as checkpoints.
 
 #include <cerrno>
@@ -40,6 +40,7 @@ namespace stagger::collective::detail {
 /// The options and the state of a server's run that no layer has.
 struct ServerRecord {
   std::uint64_t run = 0;  ///< random; tells this run from another
+  std::string name{};     ///< as ServerOptions::run
   bool goes_on = false;   ///< as OnFailure::go_on
   bool averages = false;  ///< as ServerOptions::average_changes
   int push_minibatches = 1;
@@ -61,6 +62,7 @@ struct ServerRecord {
     auto pushed = static_cast<unsigned>(pushes);
     auto added = static_cast<unsigned>(adds);
     std::size_t workers = weights.size();
+    file.text(name);
     file.numbers(goes_on, averages, push_minibatches, pushed, added, ahead, states, layers,
                  workers);
     file.require(pushed <= static_cast<unsigned>(staleness::Pushes::weights_and_state) &&
@@ -137,7 +139,7 @@ class DurableFolder {
  private:
   static constexpr std::string_view server_name = "stgrserv";
   static constexpr std::string_view layer_name = "stgrlayr";
-  static constexpr std::uint32_t version = 2;
+  static constexpr std::uint32_t version = 3;
 
   [[nodiscard]] static std::string made(std::string path) {
     stagger::detail::make_writable_folder(path, "a parameter server");

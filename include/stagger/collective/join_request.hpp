@@ -44,6 +44,8 @@ using stagger::detail::ParameterDeclaration;
 
 /// The payload of a message `join`.
 ///
+///     u32       length of the next
+///     ...       the name of the run
 ///     u32 u32   worker, minibatches in a push
 ///     u32 u32   processes that the worker runs in, and which of the server's this is
 ///     u32 u32   staleness::Pushes, staleness::Adds
@@ -61,6 +63,7 @@ using stagger::detail::ParameterDeclaration;
 ///     u64 u32   elements, length of the name
 ///     ...       name
 struct JoinRequest {
+  std::string run{};  ///< which the worker belongs to
   int worker = 0;
   int processes = 1;
   int process = 0;
@@ -79,8 +82,13 @@ struct JoinRequest {
   static constexpr std::size_t longest_name = 4096;
 
   static void write(ByteWriter& out, int worker, std::span<LayerParameters const> layers,
-                    WorkerRules const& rules) {
+                    WorkerRules const& rules, std::string const& run = {}) {
     auto const u32 = [&](std::integral auto value) { out.add(static_cast<std::uint32_t>(value)); };
+    auto const words = [&](std::string const& text) {
+      u32(text.size());
+      out.add(text.data(), text.size());
+    };
+    words(run);
     u32(worker);
     u32(rules.push_minibatches);
     u32(rules.processes);
@@ -88,10 +96,6 @@ struct JoinRequest {
     u32(static_cast<int>(rules.pushes));
     u32(static_cast<int>(rules.adds));
     u32(rules.ahead);
-    auto const words = [&](std::string const& text) {
-      u32(text.size());
-      out.add(text.data(), text.size());
-    };
     words(optimizer_fact(rules.optimizer).value);
     u32(rules.in_parts ? 1 : 0);
     words(rules.late == nullptr ? "" : rules.late->words(rules.late_policy));
@@ -121,6 +125,11 @@ struct JoinRequest {
               most, " can be; let both ends run one version of one program");
       return value;
     };
+    auto const words = [&](std::string& text, std::size_t most = longest_name) {
+      text.resize(u32(std::min(most, in.left())));
+      in.take(text.data(), text.size());
+    };
+    words(run, longest_run);
     worker = static_cast<int>(u32(0x7fffffff));
     push_minibatches = static_cast<int>(u32(0x7fffffff));
     processes = static_cast<int>(u32(0x7fffffff));
@@ -129,10 +138,6 @@ struct JoinRequest {
         static_cast<staleness::Pushes>(u32(static_cast<int>(staleness::Pushes::weights_and_state)));
     adds = static_cast<staleness::Adds>(u32(static_cast<int>(staleness::Adds::in_turn)));
     ahead = u32(0xffffffff);
-    auto const words = [&](std::string& text, std::size_t most = longest_name) {
-      text.resize(u32(std::min(most, in.left())));
-      in.take(text.data(), text.size());
-    };
     words(optimizer);
     in_parts = u32(1) != 0;
     words(late);

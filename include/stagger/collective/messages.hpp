@@ -201,6 +201,8 @@ class Connector {
   [[nodiscard]] virtual double deadline_s() const = 0;
   /// The server's address, for messages.
   [[nodiscard]] virtual std::string name() const = 0;
+  /// The name of the worker's run, which must be the server's.
+  [[nodiscard]] virtual std::string run() const { return {}; }
 
   // The clock and the threads by which a worker waits: real ones, unless a transport overrides it.
 

@@ -107,7 +107,7 @@ class ServerWorker {
 /// @endcode
 class ParameterServer {
  public:
-  /// @throws Error  bad_configuration for counts below 1
+  /// @throws Error  bad_configuration for options that are out of range or exclude each other
   explicit ParameterServer(ServerOptions const& options)
       : server_(std::make_shared<detail::ServerInProcess>(options)) {}
 

@@ -44,7 +44,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     if (rules.late != nullptr) scores_.resize(layers.size());
     exact_ = rules.adds == staleness::Adds::in_worker_order;
     request_.clear();
-    JoinRequest::write(request_, worker_, layers, rules);
+    JoinRequest::write(request_, worker_, layers, rules, run_);
     session_.forget_server();
     stream_.forget();
     connect();

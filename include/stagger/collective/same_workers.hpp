@@ -25,6 +25,29 @@ using stagger::detail::WorkerRules;
   return stagger::detail::digest(reinterpret_cast<char const*>(values.data()), values.size());
 }
 
+/// The name of a run may have so many bytes.
+inline constexpr std::size_t longest_run = 64;
+
+/// @throws Error  bad_configuration for a name that is too long
+[[gnu::cold]] inline void require_run_name(std::string const& run) {
+  if (run.size() > longest_run)
+    raise(Errc::bad_configuration, "the name of a run, '", run, "', has ", run.size(),
+          " bytes; use at most ", longest_run);
+}
+
+/// @param run  the worker's name of its run
+/// @throws Error  mismatch, which names both
+[[gnu::cold]] inline void require_same_run(int worker, std::string const& run,
+                                           std::string const& servers) {
+  auto const named = [](std::string const& name) {
+    return name.empty() ? std::string("a run without a name") : text("run '", name, "'");
+  };
+  if (run != servers)
+    raise(Errc::mismatch, "worker ", worker, " is of ", named(run),
+          ", the parameter server that it joins of ", named(servers),
+          "; connect with the server of its run, or give both the same name");
+}
+
 /// @param others  who has `theirs`, as text
 /// @throws Error  mismatch, which names both values
 [[gnu::cold]] inline void require_same_fact(int worker, Fact const& own, char const* others,

@@ -126,6 +126,7 @@ class ServerConnection final : public MessageEnd {
     switch (message.kind) {
       case join:
         joining_->identify(rules_.model_bytes);
+        server_->require_run(joining_->request().worker, joining_->request().run);
         server_->require_worker(joining_->request().worker);
         if (!server_->wants_values() || joining_->request().layers.size() == 0)
           return finish_join();

@@ -52,6 +52,9 @@ struct ServerOptions {
   /// A folder, or empty. Pushes are written there before they are acknowledged, and a server that
   /// is started with the folder of an earlier one goes on from its state.
   std::string durable{};
+  /// The name of the run, of at most 64 bytes. A worker of another process and the folder of an
+  /// earlier server are refused unless they have the same. Empty: it has none.
+  std::string run{};
 };
 using ServerEvent = stagger::detail::StoreEvent;
 
@@ -66,6 +69,7 @@ using stagger::detail::VersionTag;
   if (options.workers < 1 || options.shards < 1)
     raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
           options.shards, " shards cannot be made; use at least 1 of each");
+  require_run_name(options.run);
   auto const count = static_cast<std::size_t>(options.workers);
   if (!options.weights.empty() && options.weights.size() != count)
     raise(Errc::bad_configuration, options.weights.size(), " weights were given for ",
@@ -87,7 +91,8 @@ using stagger::detail::VersionTag;
   return weights;
 }
 [[nodiscard]] [[gnu::cold]] inline ServerRecord record_of(ServerOptions const& options) {
-  return {.goes_on = options.on_failure == OnFailure::go_on,
+  return {.name = options.run,
+          .goes_on = options.on_failure == OnFailure::go_on,
           .averages = options.average_changes,
           .weights = weights_of(options)};
 }
@@ -410,6 +415,10 @@ class ServerInProcess : private ServerStreams {
 
   void require_active(int client) const { clients_.require_active(client); }
   void require_worker(int number) const { clients_.require_worker(number); }
+  /// @throws Error  mismatch for a worker of another run
+  void require_run(int worker, std::string const& name) const {
+    require_same_run(worker, name, options_.run);
+  }
   /// @return  the result of `read` for the history of a layer
   template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
     std::lock_guard const lock(joining_);

@@ -304,6 +304,8 @@ class ServerLayers {
       raise(Errc::mismatch, "the folder ", folder_->path(), " has the run of a parameter server ",
             words, "; start it with the same options, or name another folder");
     };
+    if (found.name != record_.name)
+      refuse(text("with the name '", found.name, "', this one has the name '", record_.name, "'"));
     if (found.weights.size() != record_.weights.size())
       refuse(text("for ", counted(found.weights.size(), "worker"), ", this one is made for ",
                   record_.weights.size()));

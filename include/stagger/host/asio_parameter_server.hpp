@@ -104,6 +104,7 @@ struct ConnectOptions {
   Token token{};
   double deadline_s = 60;  ///< > 0: for the server to accept, to answer and to take bytes, since
                            ///< anything was transferred
+  std::string run{};       ///< the name of the workers' run, that of collective::ServerOptions::run
 };
 
 }  // namespace stagger::host
@@ -361,6 +362,7 @@ class WorkerConnector final : public collective::detail::Connector {
   [[nodiscard]] std::string name() const override {
     return text(options_.host, ":", options_.port);
   }
+  [[nodiscard]] std::string run() const override { return options_.run; }
 
  private:
   host::ConnectOptions options_;
@@ -411,8 +413,9 @@ class AsioParameterServer {
 /// @endcode
 class RemoteParameterServer {
  public:
-  /// @throws Error bad_configuration for a deadline that is out of range
+  /// @throws Error bad_configuration for a deadline out of range, or a name that is too long
   explicit RemoteParameterServer(ConnectOptions options) : options_(std::move(options)) {
+    collective::detail::require_run_name(options_.run);
     stagger::detail::framed::require_deadline(options_.deadline_s);
   }
   /// It connects when its trainer is made, which throws Error(io) if there is no server.

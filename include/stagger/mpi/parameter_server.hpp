@@ -37,6 +37,7 @@ struct ServerOptions {
   std::vector<double> weights{};  ///< likewise
   bool average_changes = false;   ///< likewise
   bool log = false;               ///< likewise
+  std::string run{};              ///< likewise
   /// [layers] the process that keeps each, as placement::Local{}.layer_nodes() answers. Empty: one
   /// after the other, as placement::RoundRobin over all processes.
   std::vector<int> layer_processes{};
@@ -142,13 +143,15 @@ class ParameterServer {
               world.size() - 1);
     detail::agree(world, facts(rules), options_.join_deadline_s);
     parts_->layers = {options_.layer_processes, world.size()};
+    parts_->run = options_.run;
     parts_->workers = static_cast<std::size_t>(options_.workers);
     parts_->server = std::make_shared<collective::detail::ServerInProcess>(
         collective::ServerOptions{.workers = options_.workers,
                                   .shards = locks,
                                   .weights = options_.weights,
                                   .average_changes = options_.average_changes,
-                                  .log = options_.log},
+                                  .log = options_.log,
+                                  .run = options_.run},
         world.size());
     parts_->connections = std::make_shared<detail::Connections>(
         detail::duplicate(options_.processes, options_.join_deadline_s), options_.deadline_s,
@@ -161,7 +164,8 @@ class ParameterServer {
     for (double const weight : options_.weights) weights += text(weight, " ");
     std::string processes;
     for (int const process : options_.layer_processes) processes += text(process, " ");
-    return {{"ServerOptions::workers", std::to_string(options_.workers)},
+    return {{"ServerOptions::run", options_.run},
+            {"ServerOptions::workers", std::to_string(options_.workers)},
             {"ServerOptions::weights", weights},
             {"ServerOptions::average_changes", options_.average_changes ? "true" : "false"},
             {"ServerOptions::layer_processes", processes},

@@ -282,7 +282,7 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     REQUIRE_THAT(said(std::string(72, 'x')), Contains("the token is not that of the server"));
     auto other = hello;
     other[70] = 9;
-    REQUIRE_THAT(said(other), Contains("the server speaks version 1"));
+    REQUIRE_THAT(said(other), Contains("the server speaks version 2"));
     REQUIRE_THAT(said(hello + frame({.kind = begin})), Contains("before or after its time"));
     REQUIRE_THAT(said(hello + frame({.kind = static_cast<remote::MessageKind>(999)})),
                  Contains("kind 999"));
@@ -290,16 +290,21 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
                  Contains("is too long"));
     REQUIRE_THAT(said(hello + header({.kind = push, .bytes = 1ULL << 60U})),
                  Contains("before or after its time"));
-    REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, "short")),
+    REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, std::string(6, '\0'))),
                  Contains("ends early"));
     auto mangled = hello + frame({.kind = remote::MessageKind::join}, asked);
     mangled[hello.size() + 40] ^= 1;
     REQUIRE_THAT(said(mangled), Contains("does not agree with its checksum"));
     auto large = asked;
     std::uint64_t const elements = 1ULL << 50U;
-    std::memcpy(large.data() + 68 + sg::detail::policy_words(sgd).size(), &elements, 8);
+    std::memcpy(large.data() + 72 + sg::detail::policy_words(sgd).size(), &elements, 8);
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, large)),
                  Contains("raise model_bytes"));
+    auto nameless = asked;
+    std::uint32_t const length = 65;
+    std::memcpy(nameless.data(), &length, 4);
+    REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, nameless)),
+                 Contains("names the number 65 where at most 64 can be"));
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, request(7, sgd, 4))),
                  Contains("there is no worker 7"));
   }
@@ -508,6 +513,37 @@ TEST_CASE("asio/AsioParameterServer: another optimizer of equal numbers is refus
                       Catch::Matchers::Contains("disagree on the optimizer: worker 0 has") &&
                           Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'") &&
                           Catch::Matchers::Contains("'stagger::optimizer::Sgd(0.02, 0.9, 0.01)'"));
+}
+
+TEST_CASE("asio/AsioParameterServer: a worker of another run is refused", "[asio]") {
+  std::string const longest(64, 'r');
+  sg::collective::ParameterServer const server({.workers = 1, .run = longest});
+  sg::host::AsioParameterServer const listening(server);
+  auto const joins = [&](std::string const& run) {
+    sg::host::RemoteParameterServer const remote(
+        {.port = listening.port(), .deadline_s = 5, .run = run});
+    static_cast<void>(make(Waves{1, 4, 0}, remote, 0, {2}, 1, sgd));
+  };
+  std::string const wrong = ", the parameter server that it joins of run '" + longest +
+                            "'; connect with the server of its run, or give both the same name";
+  REQUIRE_THROWS_WITH(joins("yesterday's"), "worker 0 is of run 'yesterday's'" + wrong);
+  REQUIRE_THROWS_WITH(joins(""), "worker 0 is of a run without a name" + wrong);
+  joins(longest);  // whose place is free, and whose values are the first
+  sg::collective::ParameterServer const nameless({.workers = 1});
+  sg::host::AsioParameterServer const there(nameless);
+  sg::host::RemoteParameterServer const remote({.port = there.port(), .run = "today's"});
+  REQUIRE_THROWS_WITH(make(Waves{1, 4, 0}, remote, 0, {2}, 1, sgd),
+                      "worker 0 is of run 'today's', the parameter server that it joins of a run "
+                      "without a name; connect with the server of its run, or give both the same "
+                      "name");
+}
+
+TEST_CASE("asio/RemoteParameterServer: the name of a run has at most 64 bytes", "[asio]") {
+  REQUIRE_NOTHROW(sg::host::RemoteParameterServer({.run = std::string(64, 'r')}));
+  std::string const name(65, 'r');
+  std::string const words = "the name of a run, '" + name + "', has 65 bytes; use at most 64";
+  REQUIRE_THROWS_WITH(sg::host::RemoteParameterServer({.run = name}), words);
+  REQUIRE_THROWS_WITH(sg::collective::ParameterServer({.workers = 1, .run = name}), words);
 }
 
 TEST_CASE("asio/AsioParameterServer: connections that say nothing are ended in time", "[asio]") {

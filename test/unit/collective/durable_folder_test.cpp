@@ -280,8 +280,8 @@ void compare(unsigned seed) {
 }
 
 /// A folder in which two workers have pushed something.
-void fill(TemporaryFolder const& folder) {
-  Run run({.workers = 2, .durable = folder.path()}, rules());
+void fill(TemporaryFolder const& folder, std::string const& name = {}) {
+  Run run({.workers = 2, .durable = folder.path(), .run = name}, rules());
   REQUIRE((run.begin(0) && run.begin(1)));
   for (std::size_t l = 0; l < layers; ++l) run.push(0, l, Values{1, 2, 3}, false);
   run.push(1, 0, Values{4, 5, 6}, false);
@@ -364,6 +364,9 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
     options.durable = folder.path();
     return refusal([&] { return sg::collective::ParameterServer(options); });
   };
+  CHECK_THAT(opened({.workers = 2, .run = "today's"}),
+             Contains("has the run of a parameter server with the name '', this one has the name "
+                      "'today's'; start it with the same options, or name another folder"));
   CHECK_THAT(opened({.workers = 3}), Contains("for 2 workers, this one is made for 3"));
   CHECK_THAT(opened({.workers = 2, .weights = {0.5, 0.25}}), Contains("with other weights"));
   CHECK_THAT(opened({.workers = 2, .on_failure = OnFailure::go_on}),
@@ -396,10 +399,25 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
   write(path, contents(folder / "layer-000001.stagger"));
   CHECK_THAT(opened({.workers = 2}), Contains("is of layer 1"));
   auto later = own;
-  later[8] = 3;
+  later[8] = 4;
   write(path, sealed(later));
   CHECK_THAT(opened({.workers = 2}),
-             Contains("has version 3 of the format, this program reads version 2"));
+             Contains("has version 4 of the format, this program reads version 3"));
+}
+
+TEST_CASE("collective/DurableFolder: keeps the name of the run", "[collective]") {
+  TemporaryFolder const folder;
+  fill(folder, "yesterday's");
+  auto const opened = [&](std::string const& run) {
+    return refusal([&] {
+      return sg::collective::ParameterServer({.workers = 2, .durable = folder.path(), .run = run});
+    });
+  };
+  CHECK(opened("yesterday's") == "accepted");
+  using Catch::Matchers::Contains;
+  CHECK_THAT(opened("today's"),
+             Contains("with the name 'yesterday's', this one has the name 'today's'"));
+  CHECK_THAT(opened(""), Contains("with the name 'yesterday's', this one has the name ''"));
 }
 
 TEST_CASE("collective/DurableFolder: where layers may be late, a killed server ends all streams",

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,8 @@ using stagger::detail::ParameterListener;
 
 class RemoteStream {
  protected:
-  explicit RemoteStream(std::unique_ptr<Connector> connector) : session_(std::move(connector)) {}
+  explicit RemoteStream(std::unique_ptr<Connector> connector)
+      : run_(connector->run()), session_(std::move(connector)) {}
   ~RemoteStream() = default;
 
   /// @param message  complete except for layer and stream
@@ -139,6 +141,7 @@ class RemoteStream {
                                             static_cast<std::size_t>(message.number)});
   }
 
+  std::string const run_;  // the name of the worker's run
   FixedArray<RemoteLayer> layers_;
   mutable ServerSession session_;  // its lock guards the members below
   ParameterListener* listener_ = nullptr;

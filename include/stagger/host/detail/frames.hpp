@@ -34,7 +34,7 @@ struct Hello {
   static constexpr std::size_t longest_token = 64;
   char token[longest_token] = {};  // then zeros
   char protocol[6] = {'s', 't', 'g', 'p', 'r', 'm'};
-  std::uint16_t version = 1;
+  std::uint16_t version = 2;
 };
 static_assert(sizeof(Hello) == 72);
 

@@ -53,20 +53,23 @@ struct ServerParts {
   std::shared_ptr<Connections> connections{};
   std::atomic<int> here{0};  ///< workers of this process that have joined
   std::size_t workers = 1;   ///< of all processes
+  std::string run{};         ///< as ServerOptions::run
 };
 
 class PartConnector final : public collective::detail::Connector {
  public:
-  PartConnector(std::shared_ptr<Connections> connections, int process)
-      : connections_(std::move(connections)), process_(process) {}
+  PartConnector(ServerParts const& server, int process)
+      : connections_(server.connections), run_(server.run), process_(process) {}
   [[nodiscard]] std::unique_ptr<collective::detail::Transport> connect(MessageEnd& end) override {
     return connections_->connect(process_, end);
   }
   [[nodiscard]] double deadline_s() const override { return connections_->deadline_s(); }
   [[nodiscard]] std::string name() const override { return text("process ", process_); }
+  [[nodiscard]] std::string run() const override { return run_; }
 
  private:
   std::shared_ptr<Connections> connections_;
+  std::string run_;
   int process_;
 };
 
@@ -188,7 +191,7 @@ class ShardedLink final : public ParameterLink {
     if (process == server_->connections->rank())
       return std::make_unique<collective::detail::LinkInProcess>(server_->server, worker_);
     return std::make_unique<collective::detail::RemoteLink>(
-        std::make_unique<PartConnector>(server_->connections, process), worker_);
+        std::make_unique<PartConnector>(*server_, process), worker_);
   }
   /// The model as the server in a process sees it, with values of its own: a worker over processes
   /// may not have made them yet.
