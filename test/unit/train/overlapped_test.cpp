@@ -521,9 +521,27 @@ TEST_CASE("train/LossTuned: equation 5, by epoch, and never more than the bound"
   CHECK(capped.bytes(Ended{1, 4, 50, 4}) == 0);
   CHECK(capped.bytes(Ended{2, 0, 50, 4}) == 0);
   CHECK(capped.bytes(Ended{3, 0, 50, 4}) == 0.8 * 50);
-  osp::LossTuned lost{.rate = 1, .computation_s = 1, .steps = 1};
-  CHECK(lost.bytes(Ended{0, std::nan(""), 50, 1}) == 0);
-  CHECK(lost.bytes(Ended{1, 1, 50, 1}) == 0);
+}
+
+TEST_CASE("train/LossTuned: nothing is late by a first loss that measures nothing", "[train]") {
+  double const infinite = std::numeric_limits<double>::infinity();
+  auto const budgets = [](osp::Tuning tuning, std::vector<double> const& losses) {
+    osp::LossTuned tuned{
+        .rate = 100, .computation_s = 1, .tuning = tuning, .steps = 1, .keep = 0.5};
+    std::vector<double> all;
+    for (std::size_t i = 0; i < losses.size(); ++i)
+      all.push_back(
+          tuned.bytes(sg::detail::EndedStep{static_cast<std::int64_t>(i), losses[i], 1000, 1}));
+    return all;
+  };
+  for (auto const tuning : {osp::Tuning::by_epoch, osp::Tuning::running})
+    for (double const first : {0.0, -0.0, -2.0, infinite, -infinite, std::nan("")}) {
+      CAPTURE(tuning == osp::Tuning::running, first);
+      CHECK(budgets(tuning, {first, 8, 4, 1, 0}) == std::vector<double>(5));
+    }
+  // A later one that is not finite is not as good as a small one.
+  for (double const later : {infinite, -infinite, std::nan("")})
+    CHECK(budgets(osp::Tuning::by_epoch, {8, 4, later, 4}) == std::vector<double>{0, 50, 0, 50});
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/math.hpp>
 
 namespace stagger::staleness::overlapped {
 
@@ -87,7 +88,9 @@ enum class Tuning : std::uint8_t {
 };
 
 /// The bytes whose exchange the computation of a step hides, times 1 - loss / first loss, so that
-/// more is late as training proceeds; at most 0.8 of the model.
+/// more is late as training proceeds; at most 0.8 of the model. A first loss that is not positive
+/// and finite measures nothing: then nothing is ever late. Nor is it after a later one that is not
+/// finite.
 struct LossTuned {
   double rate = 0;           ///< of the server's link, bytes/s, > 0
   double computation_s = 0;  ///< of a step, forward and backward, >= 0
@@ -100,10 +103,11 @@ struct LossTuned {
   double keep = 0.9;  ///< running: weight of the mean so far, 0 <= keep < 1
   /// The state, which only the server's copy has.
   struct Seen {
-    double first = 0;   // loss, of the first epoch or step
-    double sum = 0;     // of losses in the current epoch
-    double mean = 0;    // running
-    double factor = 0;  // by which the bound is multiplied
+    bool began = false;  // whether `first` is known
+    double first = 0;    // loss, of the first epoch or step
+    double sum = 0;      // of losses in the current epoch
+    double mean = 0;     // running
+    double factor = 0;   // by which the bound is multiplied
     friend bool operator==(Seen const&, Seen const&) = default;
   } seen{};
 
@@ -152,9 +156,10 @@ struct LossTuned {
  private:
   /// Sets the factor from the ratio of the current loss to the first one.
   void tune(double loss_now) {
-    if (seen.first == 0) seen.first = loss_now;
-    double const factor = 1 - loss_now / seen.first;
-    seen.factor = seen.first > 0 && factor > 0 ? std::min(factor, 1.0) : 0.0;  // 0 for NaN, too
+    if (!std::exchange(seen.began, true)) seen.first = loss_now;
+    bool const known = seen.first > 0 && stagger::detail::math::isfinite(seen.first) &&
+                       stagger::detail::math::isfinite(loss_now);
+    seen.factor = known ? std::clamp(1 - loss_now / seen.first, 0.0, 1.0) : 0.0;
   }
 };
 
