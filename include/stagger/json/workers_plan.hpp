@@ -36,9 +36,10 @@ template <class Enum, class Name>
 
 /// `{"allocation", "parameters", "in_flight", "distance", "batch", "samples_per_s", "candidates",
 /// "layer_bytes", "layer_nodes", "links": [{"bytes_per_s", "latency_s", "loss", "sharing",
-/// "duplex"}], "workers": [{"waiting", "idle", "stages": [{"first", "last", "device", "node",
-/// "forward_s", "backward_s", "transfer_s", "busy", "memory_bytes", "capacity_bytes"}]}]}`; a link
-/// without `bytes_per_s` carries everything at once.
+/// "duplex"}], "workers": [{"waiting", "idle", "limiting_device", "wanted_bytes", "stages":
+/// [{"first", "last", "device", "node", "forward_s", "backward_s", "transfer_s", "busy",
+/// "memory_bytes", "capacity_bytes"}]}]}`; a link without `bytes_per_s` carries everything at once.
+/// A worker whose memory limits nothing has no `limiting_device` and no `wanted_bytes`.
 [[nodiscard]] inline Value to_value(plan::WorkersPlan const& plan) {
   Value links = Value::array(), workers = Value::array();
   for (schedule::Links const& link : plan.links) {
@@ -63,6 +64,9 @@ template <class Enum, class Name>
                         {"memory_bytes", s.memory_bytes},
                         {"capacity_bytes", s.capacity_bytes}});
     workers.push_back({{"waiting", worker.waiting}, {"idle", worker.idle}, {"stages", stages}});
+    if (worker.limiting_device < 0) continue;
+    workers.back()["limiting_device"] = worker.limiting_device;
+    workers.back()["wanted_bytes"] = worker.wanted_bytes;
   }
   return {{"allocation", plan::name(plan.allocation)},
           {"parameters", plan::name(plan.parameters)},
@@ -130,6 +134,10 @@ template <class Enum, class Name>
     plan::VirtualWorker worker;
     number(field, "waiting", worker.waiting);
     number(field, "idle", worker.idle);
+    if (field.has("limiting_device")) {
+      worker.limiting_device = field.at("limiting_device").integer(0, most);
+      worker.wanted_bytes = field.at("wanted_bytes").number();
+    }
     int next = 0;
     for (Field const& of : field.at("stages").elements()) {
       plan::WorkerStage stage{.first = of.at("first").integer(0, most),
@@ -152,6 +160,10 @@ template <class Enum, class Name>
       number(of, "capacity_bytes", stage.capacity_bytes);
       worker.stages.push_back(stage);
     }
+    if (worker.limiting_device >= 0 &&
+        std::none_of(worker.stages.begin(), worker.stages.end(),
+                     [&](auto const& stage) { return stage.device == worker.limiting_device; }))
+      field.at("limiting_device").refuse("; give the device of one of its stages");
     if (next != layers) field.at("stages").refuse(text("; layer ", next, " needs a stage, too"));
     plan.workers.push_back(std::move(worker));
   }

@@ -43,6 +43,22 @@ inline void require_distance(schedule::WaveModel const& model, int distance, int
             ", by which memory is counted; let it be as many as the model allows");
 }
 
+/// Notes which device keeps a worker from having two minibatches in flight.
+/// @param cut  (devices) cuts a worker for two; throws partition::DoesNotFit
+template <class Cut> void note_limits(WorkersPlan& plan, Cut cut) {
+  for (VirtualWorker& worker : plan.workers) {
+    if (worker.stages.size() < 2) continue;  // one stage is always filled
+    std::vector<int> devices;
+    for (WorkerStage const& stage : worker.stages) devices.push_back(stage.device);
+    try {
+      cut(devices);
+    } catch (partition::DoesNotFit const& error) {
+      worker.limiting_device = error.shortage().device;
+      worker.wanted_bytes = error.shortage().needed_bytes;
+    }
+  }
+}
+
 }  // namespace detail
 
 /// Tries all requested allocations, placements of parameters and numbers of minibatches in flight,
@@ -114,6 +130,10 @@ struct VirtualWorkers {
             "allow "
             "ParameterPlacement::round_robin, or Allocation::equal_distribution");
     best->candidates = candidates;
+    if (best->in_flight == 1)
+      detail::note_limits(*best, [&](std::vector<int> const& devices) {
+        static_cast<void>(cut(partition::costs(profile, cluster, devices), 2));
+      });
     return *std::move(best);
   }
 

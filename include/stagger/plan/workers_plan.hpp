@@ -56,6 +56,10 @@ struct VirtualWorker {
       0;  ///< share of its time in which a stage has the input of a minibatch and waits for waves
   double idle =
       0;  ///< share of its time in which it waits and none of its stages works, <= waiting
+  /// The device that has no memory for a second minibatch in flight, without which stages work one
+  /// after the other; -1: none, or more are in flight.
+  int limiting_device = -1;
+  double wanted_bytes = 0;  ///< of that device, for two
 
   /// [stages - 1] first layer of each stage after the first
   [[nodiscard]] std::vector<int> cuts() const {

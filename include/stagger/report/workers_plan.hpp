@@ -11,7 +11,24 @@
 
 namespace stagger::report {
 
-/// A table with a line for each stage of each worker, and below it what all have in common.
+namespace detail {
+
+/// A line for each worker whose stages work one after the other for lack of memory.
+[[nodiscard]] inline std::string limits_of(plan::WorkersPlan const& plan) {
+  std::string lines;
+  for (std::size_t w = 0; w < plan.workers.size(); ++w)
+    for (plan::WorkerStage const& stage : plan.workers[w].stages)
+      if (stage.device == plan.workers[w].limiting_device)
+        lines += text("worker ", w, " cannot fill its pipeline: two minibatches in flight need ",
+                      format_bytes(plan.workers[w].wanted_bytes), ", and device ", stage.device,
+                      " has ", format_bytes(stage.capacity_bytes), "\n");
+  return lines;
+}
+
+}  // namespace detail
+
+/// A table with a line for each stage of each worker, and below it what all have in common,
+/// and which worker has memory for one minibatch only.
 [[nodiscard]] inline std::string table(plan::WorkersPlan const& plan) {
   TextTable stages({"worker", "stage", "layers", "device", "node", "forward", "backward", "to next",
                     "busy", "memory", "of"});
@@ -38,7 +55,7 @@ namespace stagger::report {
               " ahead\nthroughput  ", format_fixed(plan.samples_per_s, 1),
               " samples/s, the best of ", counted(plan.candidates, "plan"), " played\nwaiting     ",
               waits, " of each worker's time\nidle while waiting  ", idle,
-              " of each worker's time\n");
+              " of each worker's time\n", detail::limits_of(plan));
 }
 
 }  // namespace stagger::report

@@ -40,7 +40,9 @@ plan::WorkersPlan example() {
                             .capacity_bytes = 2e9},
                            {.first = 2, .last = 2, .device = 0, .forward_s = 0.1}},
                 .waiting = 0.1,
-                .idle = 0.05},
+                .idle = 0.05,
+                .limiting_device = 2,
+                .wanted_bytes = 2.5e9},
                {.stages = {{.first = 0, .last = 2, .device = 1}}}};
   p.samples_per_s = 123.5;
   p.candidates = 9;
@@ -77,6 +79,8 @@ TEST_CASE("json/workers_plan: says what is wrong, and where", "[json]") {
   refused(with("\"device\":0", "\"device\":2"), "used before");
   refused(with("\"duplex\":\"half\"", "\"duplex\":\"both\""), "\"full\", \"half\"");
   refused(with("[4000000,0,12]", "[]"), "layer_bytes is []; give one layer or more");
+  refused(with("\"limiting_device\":2", "\"limiting_device\":1"),
+          "limiting_device is 1; give the device of one of its stages");
   refused("{}", "allocation");
 }
 
@@ -87,7 +91,9 @@ TEST_CASE("json/workers_plan: a line for each stage, and the predictions", "[jso
   CHECK_THAT(shown, Catch::Contains("waiting     10.0 %, 0.0 % of each worker's time"));
   CHECK_THAT(shown, Catch::Contains("idle while waiting  5.0 %, 0.0 % of each worker's time"));
   CHECK_THAT(shown, Catch::Contains("0-1"));
-  CHECK(std::count(shown.begin(), shown.end(), '\n') == 2 + 3 + 1 + 4);
+  CHECK_THAT(shown, Catch::EndsWith("worker 0 cannot fill its pipeline: two minibatches in flight "
+                                    "need 2.33 GiB, and device 2 has 1.86 GiB\n"));
+  CHECK(std::count(shown.begin(), shown.end(), '\n') == 2 + 3 + 1 + 5);
 }
 
 }  // namespace workers_plan_test

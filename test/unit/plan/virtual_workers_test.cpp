@@ -102,7 +102,7 @@ TEST_CASE(
     "plan/VirtualWorkers: on small clusters, the best of all allocations, cuts and placements",
     "[plan]") {
   std::mt19937 random(7);
-  int refused = 0, local = 0;
+  int refused = 0, local = 0, limited = 0;
   for (int i = 0; i < 60; ++i) {
     auto const p = chain(random, 2 + static_cast<int>(random() % 4));
     auto const c = boxes(6e3 + static_cast<double>(random() % 50'000),
@@ -136,8 +136,15 @@ TEST_CASE(
           for (std::size_t w = 0; w < 2; ++w) {
             REQUIRE(bottleneck(made.workers[w], p, c) ==
                     Approx(*best_bottleneck(p, c, groups[a][w], n, n + distance + 5)));
-            for (auto const& stage : made.workers[w].stages)
+            bool const second =
+                best_bottleneck(p, c, groups[a][w], 2, 2 + distance + 5).has_value();
+            REQUIRE((made.workers[w].limiting_device < 0) == (n > 1 || second));
+            limited += n > 1 || second ? 0 : 1;
+            for (auto const& stage : made.workers[w].stages) {
               REQUIRE(stage.memory_bytes <= stage.capacity_bytes);
+              if (stage.device == made.workers[w].limiting_device)
+                REQUIRE(made.workers[w].wanted_bytes > stage.capacity_bytes);
+            }
           }
           if (parameters == plan::ParameterPlacement::local)
             for (auto const& stage : made.workers[0].stages)
@@ -171,6 +178,7 @@ TEST_CASE(
   }
   CHECK(refused >= 3);
   CHECK(local >= 3);
+  CHECK(limited >= 3);
 }
 
 TEST_CASE("plan/VirtualWorkers: more in flight than memory names the worker and what fits",
