@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,26 @@ std::string traffic_of(Run const& run) {
   return "MB that crossed:\n" + table.str();
 }
 
+/// A line on what did not come of --sync osp, or nothing.
+std::string warning_of(Settings const& s, Run const& run) {
+  if (s.sync != "osp" || s.steps < 2) return {};
+  Hiding const hiding = hiding_of(s, run);
+  if (hiding.steps == 0 && s.late > 0) {
+    auto const [first, last] = std::pair(run.layer_bytes.begin(), run.layer_bytes.end());
+    return stagger::text("nothing was late: the budget is ",
+                         report::format_bytes(s.late * std::accumulate(first, last, 0.0)),
+                         ", the smallest layer has ",
+                         report::format_bytes(*std::min_element(first, last)), "; raise --late",
+                         s.whole_layers ? ", or leave --whole-layers out" : "", "\n");
+  }
+  if (2 * hiding.waited <= hiding.steps) return {};
+  return stagger::text("the exchange of late values took ",
+                       report::format_seconds(hiding.exchange_s), ", longer than the ",
+                       report::format_seconds(hiding.computation_s),
+                       " of computation that should hide it, in ", hiding.waited, " of ",
+                       hiding.steps, " steps; lower --late\n");
+}
+
 }  // namespace
 
 std::string table_of(Settings const& s, Run const& run) {
@@ -93,6 +114,7 @@ std::string table_of(Settings const& s, Run const& run) {
   }
   std::string out = table.str() + "waiting, idle while waiting: of each worker's time\n\n";
   out.append(staleness_of(s, run)).append("\n").append(traffic_of(run));
+  out.append(warning_of(s, run));
   auto const curve = curve_of(s, run);
   report::TextTable losses({"time", "loss"});
   std::size_t const rows = std::min<std::size_t>(curve.size(), 10);

@@ -136,7 +136,7 @@ Run train_over_mpi(Settings const& s, double rate, Train const& train) {
   sg::ByteWriter report;
   try {
     server.emplace(sg::mpi::ServerOptions{.workers = static_cast<int>(s.workers)},
-                   sg::optimizer::Sgd{.rate = rate}, half_late);
+                   sg::optimizer::Sgd{.rate = rate}, overlapped(numbers_of(s)));
     Run run;
     run.workers.resize(workers);
     train(team, run);

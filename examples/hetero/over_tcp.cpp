@@ -222,7 +222,7 @@ Run train_over_tcp(Settings const& s, double rate, Train const& train) {
   Children children(s, train);  // before this process has threads
   sg::collective::ParameterServer const server({.workers = static_cast<int>(s.workers)});
   sg::host::AsioParameterServer const listening(server, {}, sg::optimizer::Sgd{.rate = rate},
-                                                half_late);
+                                                overlapped(numbers_of(s)));
   return children.take(listening.port());
 }
 

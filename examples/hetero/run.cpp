@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -72,6 +73,46 @@ std::vector<Interval> waits_of_stream(WorkerRun const& worker) {
   return all;
 }
 
+/// [steps] From the first forward to the last backward of each step, of all stages.
+std::vector<Interval> computations_of(Settings const& s, WorkerRun const& worker) {
+  std::vector<Interval> all(static_cast<std::size_t>(s.steps),
+                            {std::numeric_limits<double>::infinity(), 0});
+  for (auto const& row : worker.timeline.rows)
+    for (Span const& span : row) {
+      if (!stagger::schedule::is_compute(span.action.kind)) continue;
+      auto& [start_s, end_s] = all[static_cast<std::size_t>(span.action.microbatch / s.in_flight)];
+      start_s = std::min(start_s, span.start_s);
+      end_s = std::max(end_s, span.end_s);
+    }
+  return all;
+}
+
+/// [steps] When the last stage had the late values of the step before, if that was after all had been
+/// computed; else 0. A stage pushes as soon as both is so. Of the first step nothing is late.
+std::vector<double> waits_for_late(Settings const& s, WorkerRun const& worker,
+                                   std::vector<Interval> const& computations) {
+  std::vector<double> all(computations.size());
+  // On threads, one runs all stages: what it does for another is no wait.
+  std::vector<Interval> work;
+  if (!s.timed())
+    for (Span const& span : exchanges(worker)) work.emplace_back(span.start_s, span.end_s);
+  work = joined(std::move(work));
+  for (auto const& row : worker.timeline.rows) {
+    std::vector<double> pushed_s(all.size());
+    for (Span const& span : row)  // what is late of the step before begins earlier
+      if (span.action.kind == Kind::push) {
+        double& last_s = pushed_s[static_cast<std::size_t>(span.action.microbatch)];
+        last_s = std::max(last_s, span.start_s);
+      }
+    for (std::size_t step = 2; step < all.size(); ++step) {
+      auto const [start_s, end_s] = computations[step];
+      double const waited_s = pushed_s[step] - end_s - covered_s({end_s, pushed_s[step]}, work);
+      if (waited_s > (end_s - start_s) / 100) all[step] = std::max(all[step], pushed_s[step]);
+    }
+  }
+  return all;
+}
+
 /// Minibatches over which the loss is a mean.
 std::size_t window_of(Settings const& s) {
   if (s.window > 0) return static_cast<std::size_t>(s.window);
@@ -116,6 +157,28 @@ Totals totals_of(Run const& run) {
     all.worked_s += time.end_s;
     all.waiting_s += time.waiting_s;
     all.idle_s += time.idle_s;
+  }
+  return all;
+}
+
+Hiding hiding_of(Settings const& s, Run const& run) {
+  Hiding all;
+  for (WorkerRun const& worker : run.workers) {
+    for (std::size_t k = 1; k < worker.staleness.size(); ++k)  // weights lack what is late
+      all.steps += static_cast<int>(worker.staleness[k]);
+    auto const computations = computations_of(s, worker);
+    auto const here_s = waits_for_late(s, worker, computations);
+    for (std::size_t step = 0; step < computations.size(); ++step) {
+      if (here_s[step] == 0) continue;
+      auto const [start_s, end_s] = computations[step];
+      ++all.waited;
+      all.exchange_s += here_s[step] - start_s;
+      all.computation_s += end_s - start_s;
+    }
+  }
+  if (all.waited != 0) {
+    all.exchange_s /= all.waited;
+    all.computation_s /= all.waited;
   }
   return all;
 }

@@ -38,8 +38,9 @@ struct WorkerRun {
 /// What all of them did.
 struct Run {
   std::vector<WorkerRun> workers;
-  double images = 1;    ///< in a minibatch, of what the times are those of
-  double held_out = 0;  ///< loss on what no worker learns from, in the end
+  double images = 1;                ///< in a minibatch, of what the times are those of
+  double held_out = 0;              ///< loss on what no worker learns from, in the end
+  std::vector<double> layer_bytes;  ///< of the layers that have parameters
 };
 
 /// How a worker spent its time, up to the end of its last minibatch.
@@ -66,6 +67,16 @@ struct Totals {
   double idle_s = 0;
 };
 [[nodiscard]] Totals totals_of(Run const& run);
+
+/// How the computation of steps hid the exchange of what was late in the steps before.
+struct Hiding {
+  int steps = 0;             ///< of all workers, in which values of the step before were late
+  int waited = 0;            ///< of these: after the computation they were still not there
+  double exchange_s = 0;     ///< mean of those, from the beginning of the step until they were
+  double computation_s = 0;  ///< likewise, of all stages
+};
+/// @pre of workers that take steps
+[[nodiscard]] Hiding hiding_of(Settings const& s, Run const& run);
 
 /// A loss, and when it was there.
 struct LossPoint {

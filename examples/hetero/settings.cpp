@@ -41,6 +41,7 @@ Takes takes_of(Settings const& s) {
     all.period |= entry.takes.period;
     all.exact |= entry.takes.exact;
     all.pushes |= entry.takes.pushes;
+    all.late |= entry.takes.late;
   });
   return all;
 }
@@ -57,6 +58,8 @@ void require_use(CLI::App const& app, Settings const& s) {
   refuse("--period", takes.period, why);
   refuse("--exact", takes.exact, why);
   refuse("--pushes", takes.pushes, why);
+  refuse("--late", takes.late, why);
+  refuse("--whole-layers", takes.late, why);
   if (app.count("--pushes") != 0 && s.exact && s.pushes == "gradients")
     cli::refuse("--pushes gradients lets a worker of --exact lack its own; take --pushes changes");
   refuse("--sync", !s.compare, "names one model, and --compare runs all; leave one of them out");
@@ -116,6 +119,8 @@ void Settings::check() const {
   require("--distance", distance, 0, 1'000'000);
   require("--bound", bound, 0, 1'000'000);
   require("--period", period, 1, 1'000'000);
+  if (!(late >= 0 && late <= 0.8))
+    cli::refuse("--late " + cli::number(late) + " cannot be used; give a share of 0 to 0.8");
   require("--steps", steps, 1, 1'000'000);
   require("--batch", batch, 1, 1000);
   require("--seeds", seeds, 1, 100);
@@ -151,6 +156,11 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       ->group(group);
   app.add_option("--bound", s.bound, "ssp: how many steps a worker may be ahead")->group(group);
   app.add_option("--period", s.period, "local-sgd: steps between two means")->group(group);
+  app.add_option("--late", s.late, "osp: share of the bytes that are exchanged in the next step")
+      ->group(group);
+  app.add_flag("--whole-layers", s.whole_layers,
+               "osp: send no layer late in part, whatever share the whole ones make up")
+      ->group(group);
   app.add_flag("--exact", s.exact,
                "ssp, wsp: add pushes in the order of workers, for the same bits at any timing")
       ->group(group);

@@ -20,6 +20,8 @@ struct Settings {
   std::int64_t bound = 2;            ///< of ssp, in steps
   std::int64_t period = 4;           ///< T of local-sgd, in steps
   bool exact = false;                ///< ssp, wsp: the same bits for any timing
+  double late = 0.5;                 ///< osp: share of the bytes, 0 to 0.8
+  bool whole_layers = false;         ///< osp: no layer is late in part
   std::string pushes = "gradients";  ///< or "changes": what workers of asp and ssp push
   std::int64_t steps = 120;          ///< of each worker; wsp: waves
   std::int64_t batch = 8;            ///< examples of a minibatch

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   The staleness models by name. A new one is one line here.
 
+#include <span>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -13,6 +14,8 @@
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
+
+#include "settings.hpp"
 
 namespace hetero {
 
@@ -26,6 +29,8 @@ struct Numbers {
   int period = 1;
   bool exact = false;
   bool changes = false;
+  double late = 0.5;
+  bool whole_layers = false;
 
   /// When the server adds what comes from workers, where a model leaves it open.
   [[nodiscard]] constexpr staleness::Adds adds() const noexcept {
@@ -44,6 +49,7 @@ struct Takes {
   bool period = false;
   bool exact = false;
   bool pushes = false;
+  bool late = false;
 };
 
 template <class Make> struct StalenessEntry {
@@ -54,11 +60,36 @@ template <class Make> struct StalenessEntry {
 };
 template <class Make> StalenessEntry(char const*, char const*, Takes, Make) -> StalenessEntry<Make>;
 
-/// OSP with the layers that matter least, half of the model's bytes.
-inline constexpr staleness::OverlappedSynchronous<staleness::overlapped::ParameterGradientProduct,
-                                                  staleness::overlapped::SplitLayer,
-                                                  staleness::overlapped::ShareLate>
-    half_late{.budget = {.share = 0.5}};
+[[nodiscard]] inline Numbers numbers_of(Settings const& s) {
+  return {.in_flight = static_cast<int>(s.in_flight),
+          .distance = static_cast<int>(s.distance),
+          .bound = static_cast<int>(s.bound),
+          .period = static_cast<int>(s.period),
+          .exact = s.exact,
+          .changes = s.pushes == "changes",
+          .late = s.late,
+          .whole_layers = s.whole_layers};
+}
+
+/// The layers that fit, and, unless only whole ones are late, a part of the next.
+struct Fitting {
+  bool whole_layers = false;
+  template <class Layer> void pick(std::span<Layer> layers, double budget) const {
+    if (whole_layers)
+      staleness::overlapped::FirstFit{}.pick(layers, budget);
+    else
+      staleness::overlapped::SplitLayer{}.pick(layers, budget);
+  }
+  [[nodiscard]] auto fields() const { return std::tie(whole_layers); }
+  friend bool operator==(Fitting const&, Fitting const&) = default;
+};
+
+/// OSP, with the layers late that matter least.
+[[nodiscard]] inline auto overlapped(Numbers const& n) {
+  return staleness::OverlappedSynchronous<staleness::overlapped::ParameterGradientProduct, Fitting,
+                                          staleness::overlapped::ShareLate>{
+      .selection = {n.whole_layers}, .budget = {n.late}};
+}
 
 inline constexpr std::tuple staleness_models{
     StalenessEntry{"bsp", "in step: all wait for all", Takes{},
@@ -78,8 +109,8 @@ inline constexpr std::tuple staleness_models{
                      return staleness::WaveSynchronous{
                          .in_flight = n.in_flight, .distance = n.distance, .adds = n.adds()};
                    }},
-    StalenessEntry{"osp", "as bsp, but half of the bytes are exchanged during the next step",
-                   Takes{}, [](Numbers const&) { return half_late; }},
+    StalenessEntry{"osp", "as bsp, but --late of the bytes are exchanged during the next step",
+                   Takes{.late = true}, [](Numbers const& n) { return overlapped(n); }},
     StalenessEntry{"local-sgd", "--period steps alone, then the mean", Takes{.period = true},
                    [](Numbers const& n) { return staleness::LocalSgd{.period = n.period}; }},
 };

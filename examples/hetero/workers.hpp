@@ -47,8 +47,7 @@ template <class Workload> class Workers {
  public:
   /// @param progress  whether to show it
   Workers(Settings const& s, bool progress) : s_(s), progress_(progress), workload_(s) {
-    if (!s.timed()) return;
-    times_ = times_of(s);
+    if (s.timed()) times_ = times_of(s);
     layer_bytes_.resize(workload_.work().size());
     for (auto const& shape : sg::Pipeline{workload_.model()}.with().parameter_shapes())
       layer_bytes_[std::stoul(shape.name)] +=
@@ -58,12 +57,7 @@ template <class Workload> class Workers {
   [[nodiscard]] Run operator()() {
     Run result;
     with_model(s_.sync, [&](auto const& entry) {
-      auto const model = entry.make({.in_flight = static_cast<int>(s_.in_flight),
-                                     .distance = static_cast<int>(s_.distance),
-                                     .bound = static_cast<int>(s_.bound),
-                                     .period = static_cast<int>(s_.period),
-                                     .exact = s_.exact,
-                                     .changes = s_.pushes == "changes"});
+      auto const model = entry.make(numbers_of(s_));
       result = s_.timed()
                    ? run(model,
                          [&](auto const& clock, std::size_t n) {
@@ -89,6 +83,8 @@ template <class Workload> class Workers {
     Run result = train_in_team(
         s_, rate(model), [&](Team const& team, Run& of) { train(model, device_of, team, of); });
     result.images = times_ ? times_->images : static_cast<double>(s_.batch);
+    for (std::uint64_t const bytes : layer_bytes_)
+      if (bytes != 0) result.layer_bytes.push_back(static_cast<double>(bytes));
     return result;
   }
 
@@ -239,7 +235,7 @@ template <class Workload> class Workers {
   bool progress_;
   Workload workload_;
   std::optional<ClusterTimes> times_{};       // of a virtual clock
-  std::vector<std::uint64_t> layer_bytes_{};  // likewise
+  std::vector<std::uint64_t> layer_bytes_{};  // [layers] of parameters
 };
 
 }  // namespace hetero

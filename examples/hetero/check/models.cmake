@@ -31,6 +31,22 @@ foreach(args "--distance;2;--exact" "--sync;ssp;--exact" "--sync;asp;--pushes;ch
 endforeach()
 runs("worker  images/s" ${tiny} --workers 3 --stages 1)
 
+# Where nothing is late, or the computation does not hide what is, osp says so.
+set(osp --sync osp --workers 2 --stages 2 ${tiny})
+runs("." ${osp})
+if(output MATCHES "late")
+  fail("should not warn")
+endif()
+runs("\nthe exchange of late values took 9.76 s, longer than the 3.00 s of computation that should hide it, in 4 of 4 steps. lower --late\n"
+     ${osp} --link 8)
+runs("\nnothing was late: the budget is 444 B, the smallest layer has 896 B. raise --late, or leave --whole-layers out\n"
+     ${osp} --late 0.001 --whole-layers)
+runs("." ${osp} --late 0 --whole-layers)
+if(output MATCHES "late")
+  fail("should not warn where nothing is to be late")
+endif()
+runs("\nnothing was late: the budget is 0.44 B, the smallest layer has 896 B. raise --late\n" ${osp} --late 1e-6 --device threads)
+
 # The files: in virtual time the same bytes every time, and a line or a process for all there is.
 foreach(sync bsp asp wsp)
   foreach(time 1 2)

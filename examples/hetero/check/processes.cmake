@@ -13,6 +13,11 @@ foreach(model vgg gpt)
   endforeach()
 endforeach()
 
+# Servers of other processes have the workers' budget and selection.
+run(--device ${DEVICE} --sync osp ${tiny} --late 0.001 --whole-layers)
+expect_result(0)
+expect(output "\nnothing was late: the budget is 444 B, ")
+
 # losses(<out> <file>): of each minibatch, without times.
 function(losses out file)
   file(STRINGS ${FOLDER}/${file} lines)
