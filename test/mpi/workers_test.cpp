@@ -356,7 +356,7 @@ TEST_CASE("mpi/ParameterServer: in the order of workers it has the bits of a seq
           "[mpi]") {
   Placements where;
   workers_oracle::sweep_waves(
-      Sweep(127, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
+      Sweep(167, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
                                    int minibatches, auto const& optimizer) {
         auto const& layer_processes = where.next();
         CAPTURE(layer_processes, threads);
@@ -439,7 +439,7 @@ TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of wav
           "[mpi]") {
   Placements where;
   workers_oracle::sweep_waves(
-      Sweep(131, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
+      Sweep(173, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
                                    int minibatches, auto const& optimizer) {
         auto const& layer_processes = where.next();
         CAPTURE(layer_processes, threads);

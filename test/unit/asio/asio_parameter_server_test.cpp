@@ -168,7 +168,7 @@ template <class Server> bool begun(Server const& server, int n) {
 }  // namespace
 
 TEST_CASE("asio/AsioParameterServer: workers have the bits of a sequential loop", "[asio]") {
-  sweep_waves(Sweep(23), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(31), [](Waves const& waves, int turn, int threads, int minibatches,
                             auto const& optimizer) {
     OnPort const server(waves.workers);
     compare(waves, server, cuts_from(turn), threads, minibatches, optimizer);
@@ -214,7 +214,7 @@ TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits o
 
 TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits of waves on arrival",
           "[asio]") {
-  sweep_waves(Sweep(13), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(17), [](Waves const& waves, int turn, int threads, int minibatches,
                             auto const& optimizer) {
     OnPort<sg::optimizer::Sgd> const server(waves.workers, {}, true);
     replay_waves(

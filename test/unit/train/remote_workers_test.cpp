@@ -152,7 +152,7 @@ template <class Optimizer> class Remote {
 }  // namespace
 
 TEST_CASE("train/RemoteLink: workers have the bits of a sequential loop", "[train]") {
-  sweep_waves(Sweep(11), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(15), [](Waves const& waves, int turn, int threads, int minibatches,
                             auto const& optimizer) {
     Remote const server(waves.workers, sg::optimizer::Sgd{});
     compare(waves, server, cuts_from(turn), threads, minibatches, optimizer);

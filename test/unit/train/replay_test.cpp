@@ -39,7 +39,7 @@ TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of a
 
 TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of waves on arrival",
           "[train]") {
-  sweep_waves(Sweep(11), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(15), [](Waves const& waves, int turn, int threads, int minibatches,
                             auto const& optimizer) {
     sg::collective::ParameterServer const server(
         {.workers = waves.workers, .shards = 2, .log = true});

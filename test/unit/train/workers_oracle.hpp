@@ -313,7 +313,7 @@ inline sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9, .weight_decay
 template <class Check> void sweep_waves(Sweep sweep, Check check) {
   for (int const workers : {1, 2, 3, 4})
     for (int const in_flight : {1, 2, 4, 5})
-      for (int const distance : {0, 1, 3})
+      for (int const distance : {0, 1, 2, 8})
         for (int const turn : {0, 1, 2, 3})
           for (int const threads : {1, 2, 4})
             for (int const minibatches : {1, 11, 33})

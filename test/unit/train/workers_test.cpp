@@ -55,7 +55,7 @@ TEST_CASE(
     "train/WaveSynchronous: workers have the bits of a sequential loop for any cuts, depth and "
     "distance",
     "[train]") {
-  sweep_waves(Sweep(5), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(7), [](Waves const& waves, int turn, int threads, int minibatches,
                            auto const& optimizer) {
     compare_in_process(waves, cuts_from(turn), threads, minibatches, optimizer);
   });
@@ -99,7 +99,7 @@ TEST_CASE("train/WaveSynchronous: the order of a stage's work changes no bit", "
                      optimizer);
     });
   };
-  sweep_waves(Sweep(13), [&](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(17), [&](Waves const& waves, int turn, int threads, int minibatches,
                              auto const& optimizer) {
     compare_by(waves, turn, threads, minibatches, optimizer,
                [&](int n) { return gated(waves, turn, n); });
