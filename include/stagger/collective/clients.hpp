@@ -33,6 +33,8 @@ struct Client {
   std::uint32_t failures = 0;        ///< failures after which its last stream began
   std::atomic<bool> active{false};   ///< in a stream
   std::atomic<bool> awaited{false};  ///< expected to go on with its stream
+  std::atomic<bool> returns{false};  ///< waits until others are between two steps, to come back
+  bool timed = false;                ///< in virtual time, where it cannot wait for that
   List<Ask> asks;                    ///< [layers]
 
   /// One that comes too late does not take the place of a later one.
@@ -85,6 +87,10 @@ class Clients {
     if (!clients_[client].active.load())
       raise(Errc::peer_failed, "another worker has failed, which ends the stream of worker ",
             worker_of(client), "; begin the next one, which goes on from the server's weights");
+    if (clients_[client].returns.load())
+      raise(Errc::bad_data, "worker ", worker_of(client),
+            " pushes or asks before the step in which it comes back; let both ends run one version "
+            "of one program");
   }
   /// Processes of a worker that have joined.
   [[nodiscard]] int present(int worker) const {
@@ -112,6 +118,7 @@ class Clients {
       if (!all && worker_of(n) != worker) continue;
       were[n] = clients_[n].active.exchange(false);
       clients_[n].awaited.store(false);
+      clients_[n].returns.store(false);
     }
     return were;
   }

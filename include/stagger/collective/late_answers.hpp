@@ -29,6 +29,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
                             std::size_t workers, std::size_t clients)
       : layers_(rules.late->choice(rules.late_policy), stagger::detail::bytes_to_send(layers),
                 workers, workers, !rules.in_parts),
+        workers_(workers),
         asks_(clients) {}
 
   void add(stagger::detail::ScoredLayer const& layer) noexcept override {
@@ -46,6 +47,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
       return layers_.add_loss(static_cast<std::size_t>(worker), loss);
     });
   }
+  /// @param step    of the worker's stream; one that waits to come back asks for its first
   /// @param told    notified of the late layers, now or once they are chosen; until reset()
   /// @throws Error  the error of the choice; mismatch for a step whose choice is not kept any more
   /// @param active  as for add_loss
@@ -54,17 +56,54 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     std::lock_guard const lock(mutex_);
     if (!active.load()) return;  // the worker is told why elsewhere
     if (failure_) std::rethrow_exception(failure_);
-    if (step + (layers_.chooses() ? 0 : 1) < layers_.step())
+    Asked& own = asks_[client];
+    if (there(client) && own.first + step + (layers_.chooses() ? 0 : 1) < layers_.step())
       raise(Errc::mismatch, "a worker asks which layers are late in step ", step,
-            ", but those of step ", layers_.step(),
+            ", but those of step ", layers_.step() - own.first,
             " have been chosen; take the steps of all workers in turn");
-    asks_[client] = {&told, step};
+    own.told = &told;
+    own.step = step;
     answer();
   }
+
+  // For workers that go on without one that is gone; each is one client.
+
+  /// Whether a worker takes part.
+  [[nodiscard]] bool has(int worker) {
+    std::lock_guard const lock(mutex_);
+    return layers_.has(static_cast<std::size_t>(worker));
+  }
+  /// Late layers are chosen without a worker from now on.
+  void lose(int worker) noexcept {
+    answer_after([&] {
+      std::lock_guard const lock(mutex_);
+      asks_[worker].told = nullptr;
+      return layers_.lose(static_cast<std::size_t>(worker));
+    });
+  }
+  /// If all workers have gone, the first that comes back begins anew.
+  void start_over_if_deserted() noexcept {
+    std::lock_guard const lock(mutex_);
+    if (layers_.has_any()) return;
+    layers_.reset();
+    failure_ = nullptr;
+  }
+  [[nodiscard]] bool between_steps() {
+    std::lock_guard const lock(mutex_);
+    return layers_.between_steps();
+  }
+  /// The step that comes is the worker's first. @pre between_steps()
+  void come_back(int worker) noexcept {
+    std::lock_guard const lock(mutex_);
+    layers_.come_back(static_cast<std::size_t>(worker));
+    asks_[worker].first = layers_.step();
+    answer();
+  }
+
   /// A worker takes no further step, so late layers can no longer be chosen for the others.
   void leave(int worker, int client) noexcept {
     std::lock_guard const lock(mutex_);
-    asks_[client] = {};
+    asks_[client].told = nullptr;
     if (failure_) return;
     try {
       failure_ = std::make_exception_ptr(stagger::Error(
@@ -103,14 +142,19 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   struct Asked {
     stagger::detail::ParameterListener* told = nullptr;  // null: nobody
     std::uint32_t step = 0;
+    std::uint32_t first = 0;  // the step in which the worker's stream has begun
   };
 
-  /// Answers those whose step has been chosen for; others may be a step ahead.
+  [[nodiscard]] bool there(std::size_t client) const noexcept {
+    return layers_.has(client % workers_);
+  }
+  /// Answers those whose step has been chosen for; others may be a step ahead, or gone.
   void answer() noexcept {
-    for (Asked& asked : asks_) {
-      auto const [told, step] = asked;
-      if (told == nullptr || (!failure_ && step > layers_.step())) continue;
-      asked = {};
+    for (std::size_t c = 0; c < asks_.size(); ++c) {
+      auto const [told, step, first] = asks_[c];
+      bool const known = there(c) && first + step <= layers_.step();
+      if (told == nullptr || (!failure_ && !known)) continue;
+      asks_[c].told = nullptr;
       if (failure_)
         told->lost(failure_);
       else if (layers_.chooses())
@@ -122,6 +166,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
 
   std::mutex mutex_;
   stagger::detail::LateLayers layers_;
+  std::size_t workers_;
   FixedArray<Asked> asks_;  // [clients] whom to answer
   std::exception_ptr failure_;
 };

@@ -50,6 +50,11 @@ class LateMerger {
     std::lock_guard const lock(mutex_);
     layers_.reset();
   }
+  /// Says what is late in the first step: nothing.
+  void tell_first() noexcept {
+    std::lock_guard const lock(mutex_);
+    listener_.late_layers(0, layers_.late());
+  }
 
  private:
   struct Server final : stagger::detail::ParameterListener {

@@ -120,10 +120,12 @@ inline VersionTag take_from(ParameterStore& layer, staleness::Adds adds, int wor
 
 /// @throws Error  bad_configuration for a staleness model that does not work with the options
 [[gnu::cold]] inline void require_possible(ServerOptions const& options, WorkerRules const& rules) {
-  if (rules.late != nullptr && options.on_failure == OnFailure::go_on)
-    raise(Errc::bad_configuration,
-          "layers that are late need what every worker pushes, so the others cannot go on without "
-          "one that fails; use OnFailure::fail_fast, or a model without late layers");
+  if (rules.late != nullptr && options.on_failure == OnFailure::go_on && !options.durable.empty())
+    raise(
+        Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
+        options.durable,
+        " cannot go on without a worker whose layers may be late; use OnFailure::fail_fast, or no "
+        "ServerOptions::durable");
   if (rules.late != nullptr && !options.durable.empty() && late_words(rules).empty())
     raise(Errc::bad_configuration,
           "a parameter server cannot keep the numbers of this staleness model in the folder ",
@@ -171,20 +173,47 @@ class ServerStreams {
   /// @param worker  the failed worker, or unknown_worker
   /// @pre   joining_ is held
   void fail(int worker) noexcept {
-    bool const goes_on = options_.on_failure == OnFailure::go_on;
     layers_.begin_failure(worker);
-    List<bool> const told = clients_.stop(worker, !goes_on);
+    List<bool> const told = clients_.stop(worker, !goes_on());
+    if (goes_on_late()) late_->lose(worker);
     std::uint32_t pushes = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
       if (worker != unknown_worker) pushes = std::max(pushes, layers_[l].pushes(worker));
       layers_.fail(l, worker);
-      if (goes_on) answer(l);
+      if (goes_on()) answer(l);
     }
-    if (late_ != nullptr) late_->reset();
+    if (goes_on_late())
+      go_on_late();
+    else if (late_ != nullptr)
+      late_->reset();
     std::exception_ptr const lost = failure_of(worker, pushes);
     for (int n = 0; n < clients_.size(); ++n)
       if (told[n]) clients_[n].listener->lost(lost);
+  }
+
+  [[nodiscard]] bool goes_on() const noexcept { return options_.on_failure == OnFailure::go_on; }
+  [[nodiscard]] bool goes_on_late() const noexcept { return goes_on() && late_ != nullptr; }
+  /// Lets workers come back that wait for it, once the others are between two steps: whoever then
+  /// pushed last cannot begin the next step meanwhile. @pre goes_on_late(); joining_ is held
+  void admit() {
+    bool returning = false;
+    for (int n = 0; n < clients_.size(); ++n) {
+      if (!clients_[n].returns.load()) continue;
+      int const worker = worker_of(n);
+      returning |= !layers_.come_back_between(
+          worker, clients_.process_of(n), [this] { return late_->between_steps(); },
+          [&] {
+            clients_[n].returns.store(false);
+            late_->come_back(worker);
+          });
+    }
+    returning_.store(returning);
+  }
+  /// A worker has left all layers. @pre likewise
+  void go_on_late() {
+    late_->start_over_if_deserted();
+    admit();
   }
 
   /// A process of a worker that runs none of the layers here begins its stream when it speaks of
@@ -228,7 +257,8 @@ class ServerStreams {
   ServerOptions options_;
   Clients clients_;
   std::mutex joining_;
-  std::unique_ptr<LateAnswers> late_;  // null: the model has no late layers
+  std::unique_ptr<LateAnswers> late_;   // null: the model has no late layers
+  std::atomic<bool> returning_{false};  // whether a worker waits to come back
   ServerLayers layers_;
 };
 
@@ -263,6 +293,7 @@ class ServerInProcess : private ServerStreams {
     layers_.reserve(rules.ahead);
     clients_[client].asks.assign(layers.size(), Ask{});
     clients_[client].processes = rules.processes;
+    clients_[client].timed = rules.clock != nullptr;
     clients_[client].came = true;
     clients_[client].listener = &listener;
     return client;
@@ -277,12 +308,14 @@ class ServerInProcess : private ServerStreams {
     forget_asks(client);
     std::lock_guard const lock(joining_);
     clients_[client].listener = nullptr;
-    if (options_.on_failure != OnFailure::go_on || clients_.present(worker_of(client)) != 0) return;
+    if (!goes_on() || clients_.present(worker_of(client)) != 0) return;
+    if (late_ != nullptr) late_->lose(worker_of(client));
     for (std::size_t l = 0; l < layers_.size(); ++l) {  // others do not wait for it
       std::lock_guard const shard(mutex(l));
       layers_[l].leave(worker_of(client));
       keep_and_answer(l);
     }
+    if (late_ != nullptr) go_on_late();
   }
   /// Whether streams go on over another connection. They do not where layers may be late: which are
   /// late in a step is not kept in the folder.
@@ -321,15 +354,26 @@ class ServerInProcess : private ServerStreams {
     if (own.active.exchange(false) || awaited) fail(worker);
     forget_asks(client);  // of a stream that failed
     failures = possible_failures(worker, failures, layers_.failures(worker));
-    bool const goes_on = options_.on_failure == OnFailure::go_on;  // it counts its own alone then
-    while (layers_.failures(worker) < failures) fail(goes_on ? worker : unknown_worker);
+    while (layers_.failures(worker) < failures)
+      fail(goes_on() ? worker : unknown_worker);  // the first counts its own alone
     own.failures = failures;
     if (clients_.lost_before(client, layers_.failures(worker))) return failures;
     // Processes of one worker may be in different streams: each begins when it reads a layer here.
     own.begins = own.processes != 1;
-    if (!own.begins) layers_.enter(worker, clients_.process_of(client));
-    if (late_ != nullptr && !clients_.any_active()) late_->reset();
+    bool const returns = goes_on_late() && !late_->has(worker);
+    if (!own.begins && !returns) layers_.enter(worker, clients_.process_of(client));
+    if (late_ != nullptr && !goes_on() && !clients_.any_active()) late_->reset();
+    own.returns.store(returns);
     own.active.store(!own.begins);
+    if (!returns) return failures;
+    returning_.store(true);
+    admit();
+    if (own.timed && own.returns.load())
+      raise(
+          Errc::bad_configuration, "worker ", worker,
+          " comes back while others are in a step or their late layers under way, which it cannot "
+          "wait for in virtual time; let it begin when they have ended, and look at their "
+          "parameters() first");
     return failures;
   }
   /// The worker wants to go on with its stream, or to end it, over another connection.
@@ -356,7 +400,8 @@ class ServerInProcess : private ServerStreams {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = layers_[l];
     bool const in_stream = own.begins || own.active.load();
-    if (in_stream) layers_.enter(l, worker_of(client), clients_.process_of(client));
+    if (in_stream && !own.returns.load())
+      layers_.enter(l, worker_of(client), clients_.process_of(client));
     if (std::exchange(own.begins, false)) own.active.store(true);
     std::byte const* const from = layer.begin(worker_of(client));
     if (in_stream) layers_.keep(l);
@@ -368,12 +413,17 @@ class ServerInProcess : private ServerStreams {
   void push(int client, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
     if (late_ == nullptr && !layers_[l].shape().all_finite(values))
       refuse_not_finite(worker_of(client), pushes(client, l) + 1, l);
-    std::lock_guard const lock(mutex(l));
-    clients_.require_active(client);
-    push_to(layers_[l], worker_of(client), l, values, part);
-    if (last) layers_[l].end(worker_of(client));
-    layers_.keep(l);
-    answer(l);
+    {
+      std::lock_guard const lock(mutex(l));
+      clients_.require_active(client);
+      push_to(layers_[l], worker_of(client), l, values, part);
+      if (last) layers_[l].end(worker_of(client));
+      layers_.keep(l);
+      answer(l);
+    }
+    if (!returning_.load()) return;
+    std::lock_guard const lock(joining_);
+    admit();
   }
   void report(int client, double loss) {
     begin_without_layers(client);
@@ -381,7 +431,7 @@ class ServerInProcess : private ServerStreams {
   }
   void ask_late(int client, std::uint32_t step) {
     begin_without_layers(client);
-    clients_.require_active(client);
+    if (!clients_[client].returns.load()) clients_.require_active(client);
     late_->ask(client, step, *clients_[client].listener, clients_[client].active);
   }
 
@@ -404,13 +454,17 @@ class ServerInProcess : private ServerStreams {
     std::lock_guard const lock(joining_);
     clients_[client].begins = false;
     if (!clients_[client].active.exchange(false)) return;
-    failed ? fail(worker_of(client)) : go_on_without(client);
+    failed || goes_on_late() ? fail(worker_of(client)) : go_on_without(client);
   }
 
   /// The slowest worker in the layers that this client has asked for, as text; empty if it waits
   /// for no other worker.
   [[nodiscard]] std::string waits_for(int client) {
-    return layers_.slowest_but(worker_of(client), clients_[client].asks);
+    if (!clients_[client].returns.load())
+      return slowest_but(layers_, worker_of(client), clients_[client].asks);
+    List<Ask> all;
+    all.assign(layers_.size(), Ask{Ask::everything});
+    return slowest_but(layers_, worker_of(client), all);
   }
 
   void require_active(int client) const { clients_.require_active(client); }

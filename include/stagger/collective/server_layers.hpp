@@ -196,26 +196,23 @@ class ServerLayers {
     require_over(l, worker);
     layers_[l]->enter(worker, process);
   }
+  /// A worker that had left comes back, if the others are between two steps with late layers.
+  /// @param between  () -> whether they are; called with the locks of all layers
+  /// @param back     () -> called with them when the worker has come back
+  /// @return         whether it has
+  template <class Between, class Back>
+  bool come_back_between(int worker, int process, Between between, Back back) {
+    auto const locks = lock_all();
+    bool now = between();
+    for (auto const& layer : layers_)
+      now = now && layer->ready(worker, layer->rounds()) && !layer->workers()[worker].waits();
+    if (!now) return false;
+    take_back(worker, process);
+    back();
+    return true;
+  }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
   [[nodiscard]] ServerRecord const& record() const noexcept { return record_; }
-
-  /// The slowest other worker in the layers that a worker waits for, as text; or empty.
-  /// @param asks  [layers] what the worker has asked for
-  [[nodiscard]] std::string slowest_but(int worker, List<Ask> const& asks) {
-    int slowest = -1;
-    std::uint32_t least = 0;
-    for (std::size_t l = 0; l < size(); ++l) {
-      std::lock_guard const lock(mutex(l));
-      ParameterStore const& layer = *layers_[l];
-      for (int n = 0; n < workers() && asks[l].rounds != Ask::nothing; ++n) {
-        if (n == worker || layer.ended(n) || (slowest >= 0 && layer.pushes(n) >= least)) continue;
-        slowest = n;
-        least = layer.pushes(n);
-      }
-    }
-    if (slowest < 0) return {};
-    return text("worker ", slowest, ", which has made ", least, " pushes");
-  }
 
   /// @return  what `read` makes of the history of a layer
   template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
@@ -283,19 +280,27 @@ class ServerLayers {
   /// Lets the others wait again for a worker that had left, in all layers at once.
   /// @throws Error  bad_configuration if the streams of the others have ended in some layers only
   [[gnu::cold]] void come_back(int worker, int process) {
-    FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
-    for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s]);
+    auto const locks = lock_all();
     for (auto const& layer : layers_)
       for (int n = 0; n < static_cast<int>(store_rules_.weights.size()); ++n)
         if (!layer->ended(n) && layer->in_stream(n) != layers_[0]->in_stream(n))
           raise(Errc::bad_configuration, "worker ", worker,
                 " comes back while the others end their streams; let it begin again when all have "
                 "ended");
+    take_back(worker, process);
+    for (std::size_t l = 0; l < size(); ++l) keep(l);
+  }
+  /// @pre the locks of all layers are held
+  void take_back(int worker, int process) {
     for (auto const& layer : layers_) {
       layer->enter(worker, process);
       layer->come_back(worker);
     }
-    for (std::size_t l = 0; l < size(); ++l) keep(l);
+  }
+  [[nodiscard]] FixedArray<std::unique_lock<std::mutex>> lock_all() {
+    FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
+    for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s]);
+    return locks;
   }
   [[nodiscard]] int workers() const noexcept { return static_cast<int>(record_.weights.size()); }
   [[gnu::cold]] void restore() {
@@ -343,5 +348,25 @@ class ServerLayers {
   ServerRecord record_;
   bool restored_ = false;
 };
+
+/// The slowest other worker in the layers that a worker waits for, as text; or empty.
+/// @param asks  [layers] what the worker has asked for
+[[nodiscard]] inline std::string slowest_but(ServerLayers& layers, int worker,
+                                             List<Ask> const& asks) {
+  int slowest = -1;
+  std::uint32_t least = 0;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    std::lock_guard const lock(layers.mutex(l));
+    ParameterStore const& layer = layers[l];
+    auto const workers = static_cast<int>(layer.workers().size());
+    for (int n = 0; n < workers && asks[l].rounds != Ask::nothing; ++n) {
+      if (n == worker || layer.ended(n) || (slowest >= 0 && layer.pushes(n) >= least)) continue;
+      slowest = n;
+      least = layer.pushes(n);
+    }
+  }
+  if (slowest < 0) return {};
+  return text("worker ", slowest, ", which has made ", least, " pushes");
+}
 
 }  // namespace stagger::collective::detail

@@ -32,6 +32,18 @@ namespace stagger {
 
 namespace detail {
 
+/// How a back end receives signals that no rank gives. They may come from any thread, from before
+/// the beginning of a step to its end.
+struct OutsideSignals {
+  void* self = nullptr;
+  void (*give)(void* self, std::uint32_t signal, std::uint32_t count) noexcept = nullptr;
+  void (*fail)(void* self, std::exception_ptr why) noexcept = nullptr;
+  /// Resets them before a step; the back end itself resets only signals that ranks give.
+  void clear(Program const& program) const noexcept {
+    for (std::size_t c = 0; c < program.cells.size(); ++c) give(self, program.outside_signal(c), 0);
+  }
+};
+
 class Machine : public StepStatus {
  public:
   /// @param cuts    [stages - 1] first layer of each stage after the first, rising
@@ -282,6 +294,12 @@ class Machine : public StepStatus {
   OutsideSignals outside_;
   std::unique_ptr<Exchange> exchange_;  // null: no parameter server
 };
+
+/// In the push of a step: the factor that scales the worker's gradients down to Options::clip_norm,
+/// by the norm of its own. All of its ranks have added up theirs before one of them pushes.
+[[nodiscard]] inline double gradient_scale(Machine& machine, Instruction const& push) {
+  return machine.run.gradient_scale(machine.model, machine.program().cells[push.cell].rank);
+}
 
 }  // namespace detail
 }  // namespace stagger

@@ -91,9 +91,9 @@ struct LateCandidate {
 /// A step that has ended, as a budget policy sees it.
 struct EndedStep {
   std::int64_t step = 0;          // from 0, since the workers began
-  double loss = 0;                // mean over the workers
+  double loss = 0;                // mean over these workers
   std::uint64_t model_bytes = 0;  // of all layers that have parameters
-  int workers = 1;
+  int workers = 1;                // those whose losses count
 };
 
 /// The importance, selection and budget policies of a model, their types erased.
@@ -139,7 +139,8 @@ struct LateCalls {
 class LateLayers {
  public:
   /// @param bytes    [layers] of the values; a layer with 0 takes no part
-  /// @param losses   how many losses are reported in each step; their mean counts
+  /// @param losses   how many losses are reported in each step, one by each worker, or one for all
+  ///                 of them; their mean counts
   /// @param chooses  if false, only scores are collected, and the workers choose
   [[gnu::cold]] LateLayers(std::unique_ptr<LateChoice> choice, List<std::uint64_t> bytes,
                            std::size_t workers, std::size_t losses, bool chooses)
@@ -147,12 +148,15 @@ class LateLayers {
         bytes_(std::move(bytes)),
         scores_(bytes_.size()),
         losses_(losses),
+        reported_(losses),
+        there_(losses),
         told_(chooses ? 0 : 2 * bytes_.size()),
         bitmap_((bytes_.size() + 7) / 8),
         workers_(static_cast<int>(workers)),
         chooses_(chooses) {
     for (std::uint64_t const each : bytes_)
       if (each != 0) candidates_.emplace_back(), model_bytes_ += each;
+    there_.assign(losses, true);
     reset();
   }
 
@@ -172,27 +176,61 @@ class LateLayers {
     return {{bitmap_.data(), bitmap_.size()}, split_, split_bytes_};
   }
 
+  /// Whether a worker takes part: the choice waits for its losses.
+  [[nodiscard]] bool has(std::size_t worker) const noexcept { return there_[worker]; }
+  [[nodiscard]] bool has_any() const noexcept {
+    return std::find(there_.begin(), there_.end(), true) != there_.end();
+  }
+  /// Whether everything of the last step is added, and no layer of the next one.
+  [[nodiscard]] bool between_steps() const noexcept { return scored_ == 0; }
+
   /// Adds the score of a layer that has been updated.
   /// @return whether the next choice has all that it needs
   bool add_score(std::size_t layer, double score) {
     scores_[layer] = score;
-    return take_one();
+    ++scored_;
+    return end_step();
   }
   bool add_loss(std::size_t worker, double loss) {
+    if (!there_[worker]) return false;
     losses_[worker] = loss;
-    return take_one();
+    reported_[worker] = true;
+    return end_step();
+  }
+  /// A worker has gone. A loss that it has reported still counts in its step.
+  /// @return likewise
+  bool lose(std::size_t worker) {
+    there_[worker] = false;
+    return end_step();
+  }
+  /// It takes part again, from the step that comes. @pre between_steps()
+  void come_back(std::size_t worker) noexcept {
+    there_[worker] = true;
+    reported_[worker] = false;
   }
   /// Starts over: in the first step nothing is late, and the budget has seen no step.
   void reset() noexcept {
     choice_->begin();
     step_ = 0;
-    missing_ = candidates_.size() + losses_.size();
+    std::fill(bitmap_.begin(), bitmap_.end(), std::byte{0});
+    split_bytes_ = 0;
+    begin_step();
   }
 
  private:
-  bool take_one() {
-    if (--missing_ != 0) return false;
-    missing_ = candidates_.size() + losses_.size();
+  void begin_step() noexcept {
+    scored_ = 0;
+    std::fill(reported_.begin(), reported_.end(), false);
+  }
+  /// Ends the step, if all scores have come, and the losses of all who take part.
+  bool end_step() {
+    if (scored_ != candidates_.size() || count_losses() == 0) return false;
+    for (std::size_t n = 0; n < losses_.size(); ++n)
+      if (there_[n] && !reported_[n]) return false;
+    struct Begin {
+      LateLayers& of;
+      ~Begin() { of.begin_step(); }
+    } const next{*this};  // also behind a choice that fails
     if (chooses_) choose();
     ++step_;
     if (chooses_) return true;
@@ -200,14 +238,19 @@ class LateLayers {
     told_loss_[step_ % 2] = mean_loss();
     return true;
   }
+  [[nodiscard]] std::size_t count_losses() const noexcept {
+    return static_cast<std::size_t>(std::count(reported_.begin(), reported_.end(), true));
+  }
   [[nodiscard]] double mean_loss() const noexcept {
     double sum = 0;
-    for (double const each : losses_) sum += each;
-    return sum / static_cast<double>(losses_.size());
+    for (std::size_t n = 0; n < losses_.size(); ++n)
+      if (reported_[n]) sum += losses_[n];
+    return sum / static_cast<double>(count_losses());
   }
 
   void choose() {
-    double const budget = choice_->budget({step_, mean_loss(), model_bytes_, workers_});
+    int const silent = static_cast<int>(losses_.size() - count_losses());  // who have gone
+    double const budget = choice_->budget({step_, mean_loss(), model_bytes_, workers_ - silent});
     std::size_t c = 0;
     for (std::size_t l = 0; l < bytes_.size(); ++l) {
       if (bytes_[l] == 0) continue;
@@ -251,7 +294,9 @@ class LateLayers {
   List<std::uint64_t> bytes_;  // [layers]
   List<double> scores_;        // [layers]
   List<double> losses_;
-  List<double> told_;  // [2][layers] see scores()
+  List<bool> reported_;  // [losses] in this step
+  List<bool> there_;     // [losses] whether it is waited for
+  List<double> told_;    // [2][layers] see scores()
   std::array<double, 2> told_loss_{};
   List<std::byte> bitmap_;
   List<LateCandidate> candidates_;  // layers that have parameters
@@ -260,7 +305,7 @@ class LateLayers {
   int workers_;
   bool chooses_;
   std::uint64_t model_bytes_ = 0;
-  std::size_t missing_ = 0;  // scores and losses of the current step
+  std::size_t scored_ = 0;  // layers, in the current step
   std::uint32_t step_ = 0;
 };
 

@@ -100,12 +100,11 @@ class ParameterStore {
   /// The worker's stream ends: the others go on without it.
   void end(int worker) {
     workers_[worker].ended = true;
-    for (StoreWorker& each : workers_)
-      if (each.ended && each.begun.size() != 0) blocks_.give_back(std::move(each.begun));
+    // What a worker has pushed of a round before it left is added, the urgent part of a layer, too.
+    if (!workers_[worker].gone || snapshots_.partial()) workers_.drop_begun(blocks_);
     add_begun();
     add_up();
-    if (workers_.all_ended() && snapshots_.complete())  // the late part stays unchanged
-      std::memcpy(version(snapshots_.newest()), version(snapshots_.before_newest()), late_bytes_);
+    if (workers_.all_ended()) snapshots_.complete();  // the late part stays unchanged
     drop_snapshots();
     if (!workers_.all_ended()) return;
     ++streams_;
@@ -204,9 +203,8 @@ class ParameterStore {
   /// Drops snapshots that nobody will ask for; a worker whose stream has ended asks for the last.
   void drop_snapshots() { snapshots_.drop_before(workers_.oldest_snapshot(snapshots_.rounds())); }
   std::byte const* take_first(int worker) {
-    history_.take(worker,
-                  rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer_contains
-                                                          : history_.total(),
+    bool const in_turn = rules_.adds == staleness::Adds::in_turn;
+    history_.take(worker, in_turn ? workers_[worker].answer_contains : history_.total(),
                   history_.added(worker));
     return first(worker);
   }
@@ -259,7 +257,7 @@ class ParameterStore {
     }
   }
 
-  /// Adds the urgent part of a round, once every worker has pushed it, of a layer late in part.
+  /// Adds the urgent part of a round, once every worker has pushed it; the late one stays as it was.
   void add_begun() {
     if (snapshots_.partial()) return;
     StoreRound const round = workers_.next_round(rules_.weights, history_.total(), true);
@@ -271,6 +269,8 @@ class ParameterStore {
       if (workers_[n].begun.size() != 0)
         values_.add(workers_[n].begun.data(), from, to, rules_.weights[n] * round.scale, urgent);
     values_.step(from, to, 0, urgent);
+    std::memcpy(version(to), version(from), late_bytes_);
+    workers_.drop_begun(blocks_);
   }
 
   StoreRules const& rules_;

@@ -13,6 +13,7 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
+#include <stagger/parameters/block_pool.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/parameters/version_tag.hpp>
 
@@ -46,6 +47,8 @@ struct StoreWorker {
   [[nodiscard]] bool may_push() const noexcept {
     return std::min<std::size_t>(waiting.size(), pushes - start) < most_ahead;
   }
+  /// Whether something that it has pushed is not added.
+  [[nodiscard]] bool waits() const noexcept { return !waiting.empty() || begun.size() != 0; }
   /// @param streams  streams that all workers have ended
   bool enter(std::uint32_t streams, int in_process) {
     stream = streams;
@@ -195,6 +198,11 @@ class StoreWorkers {
     return std::all_of(workers_.begin(), workers_.end(), [part](auto const& each) {
       return each.begun.size() == 0 || each.begun_from == part.first;
     });
+  }
+  /// Drops pushes that will never have their late part.
+  void drop_begun(BlockPool& blocks) {
+    for (StoreWorker& each : workers_)
+      if (each.ended && each.begun.size() != 0) blocks.give_back(std::move(each.begun));
   }
   void begin_turns() noexcept { turn_ = 0; }
   /// The worker whose turn it is, if its push has arrived, and passes the turn on; otherwise -1.

@@ -488,11 +488,13 @@ TEST_CASE("train/Clock: a worker whom nobody answers says for whom it waits", "[
 
 namespace {
 
-/// A server that never says which layers are late.
+/// A server that never says which layers are late, but for the first step.
 class NoChoice final : public Forwarding {
  public:
   using Forwarding::Forwarding;
-  void ask_late(std::uint32_t) override {}
+  void ask_late(std::uint32_t step) override {
+    if (step == 0) Forwarding::ask_late(step);
+  }
   [[nodiscard]] std::string waits_for() const override { return "the choice of the server"; }
 };
 

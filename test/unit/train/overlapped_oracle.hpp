@@ -5,6 +5,7 @@
 #include "catch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -36,8 +37,23 @@ struct Rules {
   std::vector<std::size_t> bytes = std::vector<std::size_t>(layers, layer_bytes);  // of each layer
 };
 
-/// Two-stage synchronisation, sequentially: algorithm 12 of its specification, with the late layers
-/// of a step chosen from the step before.
+/// What a worker has done in a step, in which it may have failed.
+struct Done {
+  bool reported = true;                     // its loss
+  std::array<bool, layers> urgent = all();  // pushed what is urgent of a layer
+  std::array<bool, layers> late = all();    // likewise
+  bool ended = true;                        // the step; otherwise it begins the next one anew
+  static constexpr std::array<bool, layers> all() {
+    std::array<bool, layers> every{};
+    every.fill(true);
+    return every;
+  }
+  /// It has gone.
+  static constexpr Done nothing() { return {false, {}, {}, false}; }
+};
+
+/// Two-stage synchronisation, sequentially: algorithms 11 and 12 of its specification, with the late
+/// layers of a step chosen from the step before.
 template <class Optimizer> struct Oracle {
   Optimizer optimizer;
   Rules rules;
@@ -49,10 +65,33 @@ template <class Optimizer> struct Oracle {
   std::vector<std::vector<Numbers>> mean{workers, zeros()};
   std::vector<std::size_t> late = std::vector<std::size_t>(layers);  // of weights, the first ones
   int step = 0;
+  std::vector<int> taken = std::vector<int>(workers);  // steps by each worker's pipeline
   int split_steps = 0;
   int clipped = 0;  // gradients of workers
+  std::vector<double> shares = std::vector<double>(workers, 1.0 / static_cast<double>(workers));
 
-  void train(std::vector<Batch> const& batches) {
+  /// The gradients of a layer, added over the workers who have pushed it, whose shares grow to the
+  /// sum of all.
+  /// @param pushed  (worker) -> whether it has
+  template <class Pushed>
+  [[nodiscard]] Numbers sum_of(std::vector<std::vector<Numbers>> const& g, std::size_t l,
+                               Pushed pushed) const {
+    double all = 0, there = 0;
+    for (std::size_t n = 0; n < workers; ++n) {
+      all += shares[n];
+      if (pushed(n)) there += shares[n];
+    }
+    Numbers sum(g[0][l].size());
+    for (std::size_t n = 0; n < workers; ++n) {
+      auto const share = static_cast<float>(shares[n] * (all / there));
+      for (std::size_t i = 0; pushed(n) && i < sum.size(); ++i) sum[i] += share * g[n][l][i];
+    }
+    return sum;
+  }
+
+  void train(std::vector<Batch> const& batches) { train(batches, std::vector<Done>(workers)); }
+  /// @param done  [workers]
+  void train(std::vector<Batch> const& batches, std::vector<Done> const& done) {
     std::vector<std::vector<Numbers>> g;
     double loss = 0;
     for (std::size_t n = 0; n < workers; ++n) {
@@ -61,18 +100,23 @@ template <class Optimizer> struct Oracle {
       double const scale = clip_scale(g[n], clip);
       if (scale != 1) ++clipped;
       g[n] = scaled(g[n], static_cast<float>(scale));
-      loss += own;
+      if (done[n].reported) loss += own;
     }
-    loss /= static_cast<double>(workers);
+    loss /= static_cast<double>(
+        std::count_if(done.begin(), done.end(), [](Done const& each) { return each.reported; }));
     auto sum = zeros();
-    auto const share = static_cast<float>(1.0 / static_cast<double>(workers));
-    for (std::size_t n = 0; n < workers; ++n)
-      for (std::size_t l = 0; l < layers; ++l)
-        for (std::size_t i = 0; i < sum[l].size(); ++i) sum[l][i] += share * g[n][l][i];
     auto const before = p;
     std::vector<std::pair<double, std::size_t>> scores;
     for (std::size_t l = 0; l < layers; ++l) {
-      scores.emplace_back(rules.score(l, step, sum[l], before[l]), l);
+      // The server scores a layer when it has all of it: by what was pushed of its late part.
+      if (late[l] != 0) sum[l] = sum_of(g, l, [&](std::size_t n) { return done[n].late[l]; });
+      Numbers const urgent = late[l] == sum[l].size()
+                                 ? Numbers()
+                                 : sum_of(g, l, [&](std::size_t n) { return done[n].urgent[l]; });
+      scores.emplace_back(rules.score(l, step, late[l] != 0 ? sum[l] : urgent, before[l]), l);
+      if (!urgent.empty())
+        std::copy(urgent.begin() + static_cast<long>(late[l]), urgent.end(),
+                  sum[l].begin() + static_cast<long>(late[l]));
       sg::OptimizerView<float> view;
       view.value = view.next = p[l].data();
       view.gradient = sum[l].data();
@@ -83,7 +127,8 @@ template <class Optimizer> struct Oracle {
     for (std::size_t n = 0; n < workers; ++n) {
       correct(n);
       theta[n] = p;
-      for (std::size_t l = 0; l < layers; ++l) predict(n, l, before[l], g[n][l]);
+      if (done[n].ended) ++taken[n];
+      for (std::size_t l = 0; done[n].ended && l < layers; ++l) predict(n, l, before[l], g[n][l]);
     }
     base = before;
     was_late = late;
@@ -119,7 +164,7 @@ template <class Optimizer> struct Oracle {
     view.gradient = gradient.data();
     view.state = {velocity.data(), moment.data()};
     view.size = at.size();
-    optimizer.change(view, 1, step + 1);
+    optimizer.change(view, 1, taken[n]);
     for (std::size_t i = 0; i < late[l]; ++i) {
       float by = change[i];
       if (rules.gamma != 0)

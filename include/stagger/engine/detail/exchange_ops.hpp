@@ -55,16 +55,4 @@ class Exchange {
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };
 
-/// How a back end receives signals that no rank gives. They may come from any thread, from before
-/// the beginning of a step to its end.
-struct OutsideSignals {
-  void* self = nullptr;
-  void (*give)(void* self, std::uint32_t signal, std::uint32_t count) noexcept = nullptr;
-  void (*fail)(void* self, std::exception_ptr why) noexcept = nullptr;
-  /// Resets them before a step; the back end itself resets only signals that ranks give.
-  void clear(Program const& program) const noexcept {
-    for (std::size_t c = 0; c < program.cells.size(); ++c) give(self, program.outside_signal(c), 0);
-  }
-};
-
 }  // namespace stagger::detail

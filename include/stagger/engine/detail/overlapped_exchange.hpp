@@ -5,6 +5,7 @@
 /// @source Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization",
 ///         ICPP 2023, section 4.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -24,12 +25,27 @@
 
 namespace stagger::detail {
 
-/// Steps are counted from 0 since the link opened. At the beginning of a step the worker asks for
-/// the values that were late in the step before, and which layers are late in this one. The first
-/// signal of a cell says that both have arrived; after the computation the cell takes these values
-/// and pushes the gradients of urgent layers. The second signal says that the urgent layers' new
-/// values have arrived. Then the cell pushes late layers and replaces their values by predicted
-/// ones. If a layer is split, its first part is late and the rest is urgent.
+/// The loss of the step, as in its metrics.
+[[nodiscard]] inline double loss_of_step(Machine const& machine) {
+  StepArguments const& step = machine.arguments();
+  double sum = 0;
+  for (int m = 0; m < machine.program().microbatches; ++m) sum += step.losses[m];
+  return sum * step.scales[0];
+}
+
+/// Whether the stream of a link has ended by an error, and by which.
+struct LinkStatus final : StepStatus {
+  using StepStatus::begin_status, StepStatus::failure;
+};
+
+/// Steps are counted from 0 since the link opened. The first begins when the server says which
+/// layers are late in it: none, unless the worker comes back among others that went on without it.
+/// At the beginning of each other step the worker asks for the values that were late in the step
+/// before, and which layers are late in this one. The first signal of a cell says that both have
+/// arrived; after the computation the cell takes these values and pushes the gradients of urgent
+/// layers. The second signal says that the urgent layers' new values have arrived. Then the cell
+/// pushes late layers and replaces their values by predicted ones. If a layer is split, its first
+/// part is late and the rest is urgent.
 class OverlappedExchange final : public ServerExchange {
  public:
   [[gnu::cold]] OverlappedExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
@@ -50,8 +66,8 @@ class OverlappedExchange final : public ServerExchange {
 
   void begin_step() override {
     if (program_->training) agreed().require(machine_, staleness_);
-    if (open()) steps_ = known_ = 0;
-    ask(program_->training && known_ != steps_);
+    open();
+    ask(program_->training && known_.load() != steps_);
   }
 
   bool execute(Machine& machine, Instruction const& in) override {
@@ -83,15 +99,9 @@ class OverlappedExchange final : public ServerExchange {
     if (!is_open() || !program_->exchanges()) return;
     try {
       ask(false);
-      auto const here = [this] {
-        for (CellLayers const& cell : cells_)
-          if (cell.missing.load() != 0 && !lost_.load()) return false;
-        return true;
-      };
-      if (double const deadline_s = machine_.options().deadline_s; !wait_until(here, deadline_s))
-        raise(Errc::deadline, "late values have not arrived for ", deadline_s,
-              " s; the worker waits for ", waits_for());
-      if (lost_.load()) raise(Errc::peer_failed, "another worker has failed");
+      await("late values have not arrived", [this] {
+        return std::all_of(cells_.begin(), cells_.end(), [](auto& c) { return c.missing == 0; });
+      });
       for (CellLayers const& cell : cells_) take_late(cell);
     } catch (Error const& error) {
       close(std::current_exception());
@@ -113,6 +123,19 @@ class OverlappedExchange final : public ServerExchange {
     ParameterBlock kept{};          // memory of the prediction
   };
 
+  /// @param not_here  what is waited for and has not come
+  template <class Here> [[gnu::cold]] void await(char const* not_here, Here here) {
+    double const most_s = machine_.options().deadline_s;
+    if (!wait_until([&] { return here() || link_status_.failed(); }, most_s))
+      raise(Errc::deadline, not_here, " for ", most_s, " s; the worker waits for ", waits_for());
+    if (link_status_.failed()) std::rethrow_exception(link_status_.failure());
+  }
+  [[gnu::cold]] void begun() override {
+    steps_ = 0;
+    known_.store(all_rounds);
+    link_->ask_late(0);
+    await("the server has not let the worker begin a step", [this] { return known_.load() == 0; });
+  }
   [[gnu::cold]] void make_memory(std::size_t l) {
     std::size_t const bytes = calls().remember ? machine_.parameters()[l].bytes_of_values() : 0;
     if (layers_[l].kept.size() != bytes) layers_[l].kept.make(nullptr, bytes);
@@ -183,7 +206,7 @@ class OverlappedExchange final : public ServerExchange {
     });
     double const scale = gradient_scale(machine_, in);
     each_layer(cell, [&](std::size_t l) { scale_gradients(machine_.parameters()[l], scale); });
-    if (program_->cells[in.cell].last()) link_->report(loss());
+    if (program_->cells[in.cell].last()) link_->report(loss_of_step(machine_));
     cell.missing.store(missing);
     if (missing == 0) tell(in.cell, 2);
     each_layer(cell, [&](std::size_t l) {
@@ -223,17 +246,9 @@ class OverlappedExchange final : public ServerExchange {
     });
   }
 
-  /// The loss of the step, as in its metrics.
-  [[nodiscard]] double loss() const {
-    StepArguments const& step = machine_.arguments();
-    double sum = 0;
-    for (int m = 0; m < program_->microbatches; ++m) sum += step.losses[m];
-    return sum * step.scales[0];
-  }
-
   [[gnu::cold]] void close(std::exception_ptr const& why) {
     ServerExchange::close(why);
-    lost_.store(false);
+    link_status_.begin_status();
     for (Layer& layer : layers_) layer.late = {};  // no late values will arrive any more
   }
 
@@ -243,7 +258,7 @@ class OverlappedExchange final : public ServerExchange {
   }
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
   void lost(std::exception_ptr why) noexcept override {
-    lost_.store(true);
+    link_status_.fail(why);
     ServerExchange::lost(std::move(why));
   }
   [[gnu::cold]] void read_moved() override {
@@ -256,8 +271,8 @@ class OverlappedExchange final : public ServerExchange {
     if (step != steps_) return refuse(step);
     for (std::size_t l = 0; l < layers_.size(); ++l)
       layers_[l].late[step % 2] = set.bytes(l, machine_.parameters()[l].bytes_of_values());
-    known_ = step;
-    for (std::size_t c = 0; c < cells_.size(); ++c)
+    known_.store(step);
+    for (std::size_t c = 0; step != 0 && c < cells_.size(); ++c)
       if (cells_[c].missing.fetch_sub(1) == 1) tell(c, 1);
   }
   [[gnu::cold]] void refuse(std::uint32_t step) noexcept {
@@ -270,9 +285,9 @@ class OverlappedExchange final : public ServerExchange {
   }
 
   FixedArray<Layer> layers_;
-  std::atomic<bool> lost_{false};  // whether the link's stream has ended by an error
-  std::uint32_t steps_ = 0;        // since the link opened
-  std::uint32_t known_ = 0;        // the step whose late layers are known
+  LinkStatus link_status_;
+  std::uint32_t steps_ = 0;              // since the link opened
+  std::atomic<std::uint32_t> known_{0};  // the step whose late layers are known
 };
 
 }  // namespace stagger::detail

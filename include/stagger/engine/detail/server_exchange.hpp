@@ -77,11 +77,6 @@ inline void reset_states(Machine& machine, FixedArray<CellLayers> const& cells) 
     }
 }
 
-/// In the push of a step: the factor that scales the worker's gradients down to Options::clip_norm,
-/// by the norm of its own. All of its ranks have added up theirs before one of them pushes.
-[[nodiscard]] inline double gradient_scale(Machine& machine, Instruction const& push) {
-  return machine.run.gradient_scale(machine.model, machine.program().cells[push.cell].rank);
-}
 inline void scale_gradients(LayerParameters const& layer, double scale) noexcept {
   if (scale != 1) layer.scale_values(layer.stored().gradients.data(), scale);
 }
@@ -203,6 +198,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   bool open() {
     if (std::exchange(open_, true)) return false;
     link_->begin();
+    begun();
     read_newest();
     return true;
   }
@@ -248,6 +244,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
       machine_.parameters()[l].add_values(to, push(number));
     return tag;
   }
+  virtual void begun() {}  // a stream, before its first weights are read
   /// Reads the weights of stages that another process ran before.
   [[gnu::cold]] virtual void read_moved() { read_newest(); }
   /// Moves them to the layer's own memory, if they were packed.

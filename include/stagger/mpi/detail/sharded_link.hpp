@@ -164,6 +164,7 @@ class ShardedLink final : public ParameterLink {
       if (part != nullptr) part->report(loss);
   }
   void ask_late(std::uint32_t step) override {
+    if (step == 0) return merger_->tell_first();
     for (auto const& part : parts_)
       if (part != nullptr) part->ask_late(step);
   }
