@@ -36,6 +36,7 @@
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 
+#include "../train/overlapped_failures.hpp"
 #include "../train/overlapped_oracle.hpp"
 #include "../train/replay.hpp"
 
@@ -54,11 +55,13 @@ struct OnPort {
   sg::host::AsioParameterServer listening;
   sg::host::RemoteParameterServer remote;
   explicit OnPort(int workers, Optimizer const& optimizer = {}, bool log = false,
-                  Model const& model = {})
-      : server({.workers = workers, .shards = 2, .log = log}),
+                  Model const& model = {},
+                  sg::collective::OnFailure on_failure = sg::collective::OnFailure::fail_fast)
+      : server({.workers = workers, .shards = 2, .log = log, .on_failure = on_failure}),
         listening(server, {}, optimizer, model),
         remote({.port = listening.port(), .deadline_s = 5}) {}
   [[nodiscard]] auto worker(int number) const { return remote.worker(number); }
+  [[nodiscard]] auto const& in_process() const { return server.in_process(); }
 };
 
 LayerParameters& declare(LayerParameters& layer, std::vector<float> const& first, int number) {
@@ -500,6 +503,26 @@ TEST_CASE("asio/AsioParameterServer: late layers have the bits of workers in one
           "[asio]") {
   OnPort const server(2, adam, false, split_late);
   compare_late_steps(server, server);
+}
+
+TEST_CASE(
+    "asio/AsioParameterServer: a worker with late layers is killed at any point and comes back, "
+    "and "
+    "the bits are those of a sequential loop",
+    "[asio]") {
+  using namespace overlapped_oracle;
+  auto const server = [] {
+    return std::make_unique<OnPort<sg::optimizer::AdamW, decltype(local_split)>>(
+        3, adam, false, local_split, sg::collective::OnFailure::go_on);
+  };
+  int waited = 0;
+  int all = 0;
+  for (int const worker : {0, 2}) {
+    Failure const failure{.worker = worker, .cuts = {2}, .threads = 2};
+    all += compare_failures(server, local_split, local_split_rules(), adam, failure, 20, waited);
+  }
+  CHECK(all > 24);
+  CHECK(waited > all / 10);
 }
 
 TEST_CASE("asio/AsioParameterServer: a push that is not finite is refused", "[asio]") {

@@ -44,6 +44,8 @@ class Watched final : public Forwarding {
     done_ = Done::nothing();
   }
   [[nodiscard]] Done const& done() const { return done_; }
+  /// Whether that has happened.
+  [[nodiscard]] bool happened() const { return at_ >= 0 && calls_.load() > at_; }
   /// The server knows that the worker wants to begin.
   std::atomic<bool> asks{false};
   /// Before that: the worker waits until the others have ended a step.

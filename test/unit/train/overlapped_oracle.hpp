@@ -117,12 +117,14 @@ template <class Optimizer> struct Oracle {
       if (!urgent.empty())
         std::copy(urgent.begin() + static_cast<long>(late[l]), urgent.end(),
                   sum[l].begin() + static_cast<long>(late[l]));
-      sg::OptimizerView<float> view;
-      view.value = view.next = p[l].data();
-      view.gradient = sum[l].data();
-      view.state = {first[l].data(), second[l].data()};
-      view.size = p[l].size();
-      optimizer.update(view, 1, step + 1);
+      // Of what nobody has pushed, weights and states stay as they are.
+      auto const any = [&](auto pushed) {
+        return std::any_of(done.begin(), done.end(),
+                           [&](Done const& each) { return pushed(each); });
+      };
+      if (any([&](Done const& each) { return each.late[l]; })) update(l, sum[l], 0, late[l]);
+      if (any([&](Done const& each) { return each.urgent[l]; }))
+        update(l, sum[l], late[l], sum[l].size());
     }
     for (std::size_t n = 0; n < workers; ++n) {
       correct(n);
@@ -146,6 +148,20 @@ template <class Optimizer> struct Oracle {
       }
     }
     ++step;
+  }
+
+  void update(std::size_t l, Numbers const& gradient, std::size_t from, std::size_t to) {
+    sg::OptimizerView<float> view;
+    view.value = view.next = p[l].data() + from;
+    view.gradient = gradient.data() + from;
+    view.state = {first[l].data() + from, second[l].data() + from};
+    view.size = to - from;
+    optimizer.update(view, 1, step + 1);
+  }
+  /// All workers have failed: in the next step nothing is late.
+  void begin_anew() {
+    late.assign(layers, 0);
+    theta.assign(workers, p);
   }
 
   /// What was late in the step before has come: the mean takes in what all workers changed.
