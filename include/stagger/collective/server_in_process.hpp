@@ -194,8 +194,14 @@ class ServerStreams {
 
   [[nodiscard]] bool goes_on() const noexcept { return options_.on_failure == OnFailure::go_on; }
   [[nodiscard]] bool goes_on_late() const noexcept { return goes_on() && late_ != nullptr; }
-  /// Lets workers come back that wait for it, once the others are between two steps: whoever then
-  /// pushed last cannot begin the next step meanwhile. @pre goes_on_late(); joining_ is held
+  /// Called at the end of each call that may end a step, so that whoever made it cannot begin the
+  /// next step before those who wait to come back have been let in.
+  void admit_returning() {
+    if (!returning_.load()) return;
+    std::lock_guard const lock(joining_);
+    admit();
+  }
+  /// Lets them come back if the others are between two steps. @pre goes_on_late(); joining_ is held
   void admit() {
     bool returning = false;
     for (int n = 0; n < clients_.size(); ++n) {
@@ -421,13 +427,12 @@ class ServerInProcess : private ServerStreams {
       layers_.keep(l);
       answer(l);
     }
-    if (!returning_.load()) return;
-    std::lock_guard const lock(joining_);
-    admit();
+    admit_returning();
   }
   void report(int client, double loss) {
     begin_without_layers(client);
     late_->add_loss(worker_of(client), loss, clients_[client].active);
+    admit_returning();
   }
   void ask_late(int client, std::uint32_t step) {
     begin_without_layers(client);

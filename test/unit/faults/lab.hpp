@@ -86,7 +86,7 @@ class Lab final : public World, private sim::EventTarget {
                              : draw_model(random_, seed)),
         durable_(seed % 8 == 7) {
     bool const weighed = model_.pushes != Pushes::changes;
-    go_on_ = random_.one_in(2) && model_.late == nullptr;
+    go_on_ = random_.one_in(2);
     // Scales of gradients are exact where at most three workers share them.
     int const count = random_.from_to(1, weighed && go_on_ ? 3 : 5);
     TallyRules rules{model_.adds, model_.pushes, {}, first_value};

@@ -102,6 +102,9 @@ class Ledger final : public Watch {
       if (own.line == nullptr || !own.line->silent()) continue;
       if (own.acknowledgements != 0) wrong(text("worker ", n, " gets no acknowledgement"));
       if (own.lost) wrong(text("worker ", n, " does not hear that another has failed"));
+      if (go_on_ && own.active && !own.returns && own.asks_choice != 0 &&
+          own.first + own.asks_choice - 1 <= steps() && all_reported())
+        wrong(text("worker ", n, " waits to hear which layers are late in a step"));
       for (std::size_t l = 0; l < tallies_.size() && own.active; ++l) {
         std::uint32_t const asked = own.asks[l];
         int const worker = static_cast<int>(n);
@@ -170,6 +173,12 @@ class Ledger final : public Watch {
       case Kind::ask_rest:
       case Kind::ask_late:
         return ask(n, message);
+      case Kind::report:
+        if (own.active) ++own.reports;
+        return;
+      case Kind::ask_choice:
+        if (own.active) own.asks_choice = message.rounds + 1;
+        return;
       case Kind::ask_last:
         if (own.active) own.asks[l] = everything;
         return;
@@ -193,6 +202,7 @@ class Ledger final : public Watch {
     follow();
     if (std::exchange(own.begins, false)) begin(line.worker());  // it was not refused
     if (std::exchange(own.resumes, false)) resume(line.worker());
+    admit();
   }
   void sends(Line const& line, Parcel const& parcel) override {
     remember(line, " from the server: ", parcel);
@@ -209,6 +219,7 @@ class Ledger final : public Watch {
   void gone(Line const& line) override {
     if (owed(line.worker()).line == &line) leave(line.worker());
     follow();
+    admit();
   }
 
  private:
@@ -219,6 +230,10 @@ class Ledger final : public Watch {
     Line const* line = nullptr;  // by which it has joined
     bool begins = false;
     bool resumes = false;
+    bool returns = false;           // it waits to come back, until the others are between two steps
+    std::uint32_t first = 0;        // the step in which it has come back
+    std::uint32_t reports = 0;      // of losses
+    std::uint32_t asks_choice = 0;  // the step of which it asks what is late, + 1; or 0
     bool active = false;
     bool awaited = false;  // it was in a stream when the server went
     bool lost = false;
@@ -245,8 +260,39 @@ class Ledger final : public Watch {
         return 0;
       });
   }
+  [[nodiscard]] bool goes_on_late() const { return go_on_ && model_.late != nullptr; }
+  /// Of workers with late layers, steps that have been added in all layers.
+  [[nodiscard]] std::uint32_t steps() const {
+    std::uint32_t least = everything;
+    for (Tally const& each : tallies_)
+      if (!each.empty()) least = std::min(least, each.steps());
+    return least;
+  }
+  /// Whether the losses of these steps have come; a message may be lost.
+  [[nodiscard]] bool all_reported() const {
+    return std::all_of(owed_.begin(), owed_.end(), [this](Owed const& each) {
+      return !each.active || each.returns || each.first + each.reports >= steps();
+    });
+  }
+  /// Lets workers come back between two steps.
+  void admit() {
+    for (int n = 0; n < static_cast<int>(owed_.size()); ++n) {
+      if (!owed(n).returns) continue;
+      bool between = all_reported();
+      for (Tally& each : tallies_)
+        between = between && (each.empty() || (each.between(n) && each.steps() == steps()));
+      if (!between) continue;
+      owed(n).returns = false;
+      owed(n).first = steps();
+      if (steps() == 0) choices_.clear();
+      for (Tally& tally : tallies_) tally.begin(n);
+    }
+  }
   void begin(int n) {
-    for (Tally& tally : tallies_) tally.begin(n);
+    owed(n).returns = goes_on_late() && !tallies_.empty() && tallies_[0].of(n).gone;
+    owed(n).first = owed(n).reports = owed(n).asks_choice = 0;
+    if (!owed(n).returns)
+      for (Tally& tally : tallies_) tally.begin(n);
     owed(n).failures = failures_[static_cast<std::size_t>(n)];
     resume(n);
   }
@@ -279,13 +325,15 @@ class Ledger final : public Watch {
   }
   void end(int n, bool failed) {
     if (!std::exchange(owed(n).active, false)) return;
+    owed(n).returns = false;
+    failed = failed || goes_on_late();
     for (Tally& tally : tallies_) {
       if (!failed && !tally.of(n).ended && !tally.all_ended(n)) tally.end(n);
       if (failed && go_on_) tally.leave(n);
       if (failed && !go_on_) tally.end_all();
     }
     if (!failed) return;
-    choices_.clear();
+    if (!go_on_) choices_.clear();
     if (go_on_) {
       ++failures_[static_cast<std::size_t>(n)];
       owed(n).awaited = false;
@@ -337,7 +385,8 @@ class Ledger final : public Watch {
   void choose(int n, Parcel const& parcel) {
     Message const& message = parcel.message;
     Parcel const told{{.layer = message.layer, .number = message.number}, parcel.payload};
-    auto const [at, first] = choices_.emplace(message.rounds, told);
+    owed(n).asks_choice = 0;
+    auto const [at, first] = choices_.emplace(owed(n).first + message.rounds, told);
     Parcel const& other = at->second;
     if (!first && (other.payload != told.payload || other.message.layer != message.layer ||
                    other.message.number != message.number))

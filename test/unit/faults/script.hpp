@@ -218,6 +218,7 @@ class Worker final : public Sleeper,
     for (int attempt = 0;; ++attempt) {
       try {
         link.begin();
+        if (model_.late != nullptr) await_first();
         read_newest();
         if (model_.late != nullptr)
           late_steps();
@@ -357,7 +358,15 @@ class Worker final : public Sleeper,
       take(rounds);
     }
   }
-  /// As OverlappedExchange, of one stage.
+  /// As OverlappedExchange: the first step begins when the worker knows what is late in it.
+  void await_first() {
+    for (Layer& layer : layers_) layer.late = 0, layer.waits = false;
+    step_ = 0;
+    chooses_ = true;
+    link_->ask_late(0);
+    await();
+  }
+  /// Likewise, of one stage.
   void late_steps() {
     using Part = stagger::detail::ByteRange;
     auto const ask_part = [this](std::size_t l, std::uint32_t rounds, Part part) {
@@ -372,12 +381,10 @@ class Worker final : public Sleeper,
     auto const urgent = [this](std::size_t l) {
       return Part{layers_[l].late, layers_[l].bytes.size()};
     };
-    for (Layer& layer : layers_) layer.late = 0;
-    chooses_ = false;
     for (step_ = 0;; ++step_, --minibatches_) {
       std::vector<Part> before;
       for (std::size_t l = 0; l < layers_.size(); ++l) {
-        before.push_back(late(l));
+        before.push_back(step_ == 0 ? Part{0, 0} : late(l));
         ask_part(l, step_, before.back());
       }
       chooses_ = step_ != 0 && minibatches_ > 0;

@@ -102,8 +102,17 @@ class Tally {
   void leave(int n) {
     if (of(n).gone && of(n).ended) return;
     of(n).gone = true;
+    bool const begun = of(n).begun && !lacks_late_;
     end(n);
+    of(n).begun = begun;  // what it has pushed is added
   }
+  /// Rounds since all workers had ended, without one that lacks its late part.
+  [[nodiscard]] std::uint32_t steps() const { return complete() - base_; }
+  /// Whether nothing that a worker pushed before it left waits to be added, and no late part.
+  [[nodiscard]] bool between(int n) {
+    return !lacks_late_ && of(n).waiting.empty() && !of(n).begun;
+  }
+  [[nodiscard]] bool empty() const { return value_.empty(); }
   /// It begins a stream.
   void begin(int n) {
     Worker& own = of(n);
@@ -139,6 +148,7 @@ class Tally {
     }
     turn_ = 0;
     ++streams_;
+    base_ = rounds();
   }
 
   /// Whether the worker is in a stream.
@@ -183,7 +193,6 @@ class Tally {
   }
   /// Without one that lacks its late part.
   [[nodiscard]] std::uint32_t complete() const { return rounds() - (lacks_late_ ? 1 : 0); }
-  [[nodiscard]] bool empty() const { return value_.empty(); }
   [[nodiscard]] std::uint32_t fewest_added() const {
     std::uint32_t least = 0xffffffff;
     for (Worker const& each : workers_)
@@ -240,6 +249,7 @@ class Tally {
     for (int const n : begun) add(n, of(n).begins, value_, scale(begun), late_, value_.size());
     rounds_.push_back(value_);
     lacks_late_ = true;
+    for (Worker& each : workers_) each.begun = each.begun && !each.ended;
   }
 
   /// The oldest push of every worker that has one, in their order; of nobody else is it waited for.
@@ -319,6 +329,7 @@ class Tally {
   std::size_t seen_ = 0;  // events of the log
   std::uint32_t added_ = 0;
   std::uint32_t streams_ = 0;
+  std::uint32_t base_ = 0;  // rounds when all workers had ended
   int turn_ = 0;
   bool touched_ = false;  // there may be something to add
   bool any_ended_ = false;
