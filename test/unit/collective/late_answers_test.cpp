@@ -124,4 +124,37 @@ TEST_CASE(
                       Catch::Matchers::Contains("asks which layers are late in step 1"));
 }
 
+TEST_CASE("collective/LateAnswers: a worker that has come back counts its steps from then",
+          "[collective]") {
+  Server server(false);
+  server.end_step(1);
+  server.answers.lose(1);
+  CHECK_FALSE(server.answers.has(1));
+  server.lose(0, 1);
+  server.ask(1, 0);
+  CHECK(server.told[1].steps.empty());  // it waits to come back
+  server.add(1);
+  REQUIRE(server.answers.between_steps());
+  server.answers.come_back(1);
+  CHECK(server.answers.has(1));
+  CHECK(server.told[1].steps == Steps{0});
+  server.ask(0, 3);
+  server.ask(1, 1);
+  server.end_step(1);
+  CHECK(server.told[0].steps == Steps{3});
+  CHECK(server.told[1].steps == Steps{0, 1});
+  // All go: the first to come back begins anew.
+  server.answers.lose(0);
+  server.answers.start_over_if_deserted();
+  server.answers.lose(1);
+  server.answers.start_over_if_deserted();
+  server.answers.come_back(0);
+  server.ask(0, 0);
+  CHECK(server.told[0].steps == Steps{3, 0});
+  server.ask(0, 1);
+  server.lose(0, 1);
+  server.add(1);
+  CHECK(server.told[0].steps == Steps{3, 0, 1});
+}
+
 }  // namespace late_answers_test

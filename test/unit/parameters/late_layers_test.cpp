@@ -173,4 +173,63 @@ TEST_CASE("parameters/LateLayers: of one layer the first elements may be late", 
   CHECK_THROWS_WITH(two.add_score(2, 1), Catch::Matchers::Contains("splits layer 0 and layer 1"));
 }
 
+namespace {
+
+/// Allows as many bytes as the loss says, times the workers.
+struct Told {
+  double bytes(sg::detail::EndedStep const& step) const { return step.loss * step.workers; }
+};
+
+}  // namespace
+
+TEST_CASE("parameters/LateLayers: the choice waits for the losses of those who take part",
+          "[parameters]") {
+  using Model =
+      sg::staleness::OverlappedSynchronous<osp::ParameterGradientProduct, osp::FirstFit, Told>;
+  Model const model{};
+  sg::List<std::uint64_t> bytes;
+  for (int l = 0; l < 4; ++l) bytes.push_back(8);
+  LateLayers layers(std::make_unique<sg::detail::LateChoiceOf<Model>>(model), bytes, 3, 3, true);
+  auto const scored = [&] {
+    bool known = false;
+    for (std::size_t l = 0; l < 4; ++l) known = layers.add_score(l, static_cast<double>(l));
+    return known;
+  };
+  auto const late_count = [&] {
+    int count = 0;
+    for (std::size_t l = 0; l < 4; ++l) count += layers.late().bytes(l, 8) != 0 ? 1 : 0;
+    return count;
+  };
+  // One goes without having reported, when everything else is there.
+  CHECK_FALSE(layers.add_loss(0, 8));
+  CHECK_FALSE(layers.add_loss(2, 4));
+  CHECK(layers.between_steps());
+  CHECK_FALSE(scored());
+  CHECK_FALSE(layers.between_steps());
+  CHECK(layers.lose(1));
+  CHECK(layers.between_steps());
+  CHECK(late_count() == 1);  // 6 times 2 bytes
+  // One goes who has reported: its loss counts.
+  CHECK_FALSE(layers.add_loss(1, 1000));  // it does not take part
+  CHECK_FALSE(layers.add_loss(2, 24));
+  CHECK_FALSE(layers.lose(2));
+  CHECK_FALSE(layers.add_loss(0, 8));
+  CHECK(scored());
+  CHECK(late_count() == 4);  // 16 times 2
+  // The second comes back: it is waited for, whatever it had reported.
+  layers.come_back(1);
+  CHECK_FALSE(layers.add_loss(0, 1));
+  CHECK_FALSE(scored());
+  CHECK(layers.add_loss(1, 23));
+  CHECK(late_count() == 3);  // 12 times 2
+  CHECK(layers.step() == 3);
+  CHECK_FALSE(layers.lose(0));
+  CHECK(layers.has_any());
+  CHECK_FALSE(layers.lose(1));
+  CHECK_FALSE(layers.has_any());
+  layers.reset();
+  CHECK(layers.step() == 0);
+  CHECK(late_count() == 0);
+}
+
 }  // namespace late_layers_test
