@@ -14,6 +14,8 @@
 #include "full.hpp"
 #include "sanitized.hpp"
 
+namespace faults_test {
+
 /// Instead of that of the C library.
 extern "C" int rename(char const* from, char const* to) noexcept {
   return lab::disk().renames(to) ? ::renameat(AT_FDCWD, from, AT_FDCWD, to) : 0;
@@ -78,3 +80,5 @@ TEST_CASE("faults/Lab: the same seed is the same run", "[faults]") {
     CHECK(first.digest() == again.digest());
   }
 }
+
+}  // namespace faults_test

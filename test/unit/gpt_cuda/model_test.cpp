@@ -15,6 +15,8 @@
 #include "cuda/scratch.hpp"
 #include "cuda_stand_in/stand_in.hpp"
 
+namespace model_test {
+
 namespace sg = stagger;
 namespace si = cuda_stand_in;
 
@@ -181,3 +183,5 @@ TEST_CASE("gpt/cuda: any cut, recorded or not, has the same bits", "[gpt]") {
     }
   }
 }
+
+}  // namespace model_test

@@ -5,6 +5,8 @@
 
 #include "catch.hpp"
 
+namespace by_work_test {
+
 namespace {
 
 double busiest(std::vector<double> const& work, std::vector<int> cuts) {
@@ -55,3 +57,5 @@ TEST_CASE("layers/ByWork: more stages than layers, or none, are refused", "[laye
   for (int stages : {0, -1, 3})
     CHECK_THROWS_WITH((layers::ByWork{{1, 1}, stages}.cuts(2)), Catch::Contains("use 1 to 2"));
 }
+
+}  // namespace by_work_test

@@ -18,6 +18,8 @@
 
 #include "catch.hpp"
 
+namespace ranges_test {
+
 using namespace stagger;
 using schedule::Action;
 using schedule::Kind;
@@ -117,3 +119,5 @@ TEST_CASE("ranges/to_table: a schedule written as views is judged like any other
                          });
   CHECK(schedule::verify(views::to_table(backwards)).kind == schedule::FaultKind::missing);
 }
+
+}  // namespace ranges_test

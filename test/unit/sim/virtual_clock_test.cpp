@@ -69,6 +69,8 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std
 void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 #pragma GCC diagnostic pop
 
+namespace virtual_clock_test {
+
 namespace {
 
 /// A pipeline of one number per stage, with a fixed table.
@@ -406,3 +408,5 @@ TEST_CASE("sim/VirtualClock: a program that found no memory leaves those before 
   }
   CHECK(failures > 50);
 }
+
+}  // namespace virtual_clock_test

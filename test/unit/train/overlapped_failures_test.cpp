@@ -22,6 +22,8 @@
 
 #include "temporary_folder.hpp"
 
+namespace overlapped_failures_test {
+
 namespace sg = stagger;
 using namespace overlapped_oracle;
 namespace osp = sg::staleness::overlapped;
@@ -320,3 +322,5 @@ TEST_CASE("train/OnFailure: a durable server does not go on without a worker wit
       Catch::Matchers::Contains("cannot go on without a worker whose layers may be late; use "
                                 "OnFailure::fail_fast, or no ServerOptions::durable"));
 }
+
+}  // namespace overlapped_failures_test
