@@ -57,7 +57,8 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     if (!active.load()) return;  // the worker is told why elsewhere
     if (failure_) std::rethrow_exception(failure_);
     Asked& own = asks_[client];
-    if (there(client) && own.first + step + (layers_.chooses() ? 0U : 1U) < layers_.step())
+    if (there(static_cast<std::size_t>(client)) &&
+        own.first + step + (layers_.chooses() ? 0U : 1U) < layers_.step())
       raise(Errc::mismatch, "a worker asks which layers are late in step ", step,
             ", but those of step ", layers_.step() - own.first,
             " have been chosen; take the steps of all workers in turn");

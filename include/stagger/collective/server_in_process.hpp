@@ -20,6 +20,7 @@
 #include <stagger/collective/late_answers.hpp>
 #include <stagger/collective/same_workers.hpp>
 #include <stagger/collective/server_layers.hpp>
+#include <stagger/collective/server_options.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -28,34 +29,6 @@
 
 namespace stagger::collective {
 
-/// What a server does when a worker fails or leaves, during a stream or between steps.
-enum class OnFailure : std::uint8_t {
-  fail_fast,  ///< the streams of all others end too
-  go_on,      ///< the others go on without it; what it has pushed stays, and it may come back
-};
-
-/// The options of a parameter server.
-struct ServerOptions {
-  int workers = 1;  ///< >= 1, each a pipeline
-  int shards = 1;   ///< >= 1; layers are distributed over them; each has its own lock
-  /// [workers] the factor by which the server multiplies each worker's gradients, or the changes of
-  /// its local steps: its share of the data. Empty: 1 / workers each. With 1 for each, every push
-  /// is a full step.
-  std::vector<double> weights{};
-  /// Whether changes that workers push are averaged: each worker multiplies its own by its weight
-  /// before it pushes them. Otherwise they are summed, as in HetPipe.
-  bool average_changes = false;
-  /// Whether the server records what it does with each layer, for ParameterServer::log. The memory
-  /// for that grows with each push.
-  bool log = false;
-  OnFailure on_failure = OnFailure::fail_fast;
-  /// A folder, or empty. Pushes are written there before they are acknowledged, and a server that
-  /// is started with the folder of an earlier one goes on from its state.
-  std::string durable{};
-  /// The name of the run, of at most 64 bytes. A worker of another process and the folder of an
-  /// earlier server are refused unless they have the same. Empty: it has none.
-  std::string run{};
-};
 using ServerEvent = stagger::detail::StoreEvent;
 
 namespace detail {
@@ -64,32 +37,6 @@ using stagger::detail::ByteRange;
 using stagger::detail::ParameterListener;
 using stagger::detail::VersionTag;
 
-/// @throws Error  bad_configuration for options that are out of range or exclude each other
-[[nodiscard]] [[gnu::cold]] inline ServerOptions possible(ServerOptions const& options) {
-  if (options.workers < 1 || options.shards < 1)
-    raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
-          options.shards, " shards cannot be made; use at least 1 of each");
-  require_run_name(options.run);
-  auto const count = static_cast<std::size_t>(options.workers);
-  if (!options.weights.empty() && options.weights.size() != count)
-    raise(Errc::bad_configuration, options.weights.size(), " weights were given for ",
-          counted(options.workers, "worker"), "; give one for each, or none");
-  for (double const weight : options.weights)
-    if (!(weight > 0 && weight <= 1))
-      raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
-            "; use its share of the data, more than 0 and at most 1");
-  if (options.log && !options.durable.empty())
-    raise(Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
-          options.durable, " keeps no log there; use ServerOptions::durable or ServerOptions::log");
-  return options;
-}
-[[nodiscard]] [[gnu::cold]] inline List<double> weights_of(ServerOptions const& options) {
-  List<double> weights;
-  weights.assign(options.weights.data(), options.weights.size());
-  if (weights.empty())
-    weights.assign(static_cast<std::size_t>(options.workers), 1.0 / options.workers);
-  return weights;
-}
 [[nodiscard]] [[gnu::cold]] inline ServerRecord record_of(ServerOptions const& options) {
   return {.name = options.run,
           .goes_on = options.on_failure == OnFailure::go_on,

@@ -100,7 +100,6 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
 class ServerLayers {
  public:
   /// @param shards   >= 1
-  /// @param options  those of the run
   /// @param log      whether layers record their history
   /// @param folder   empty: none
   /// @throws Error   mismatch for a folder with another run, bad_data for one that is damaged, io
