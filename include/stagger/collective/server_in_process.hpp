@@ -141,8 +141,8 @@ class ServerStreams {
 
   [[nodiscard]] bool goes_on() const noexcept { return options_.on_failure == OnFailure::go_on; }
   [[nodiscard]] bool goes_on_late() const noexcept { return goes_on() && late_ != nullptr; }
-  /// Called at the end of each call that may end a step, so that whoever made it cannot begin the
-  /// next step before those who wait to come back have been let in.
+  /// Called at the end of each call that may end a step, so that its caller cannot begin the next
+  /// step before workers that wait to come back have been let in.
   void admit_returning() {
     if (!returning_.load()) return;
     std::lock_guard const lock(joining_);
