@@ -206,6 +206,21 @@ TEST_CASE("core/write_file: names as long as the system allows", "[core]") {
   CHECK(contents(folder / name) == "x");
 }
 
+TEST_CASE("core/WholeFile: one that is written at the same time has a temporary name of its own",
+          "[core]") {
+  TemporaryFolder const folder;
+  stagger::WholeFile first(folder / "a");
+  first.write("first, ");
+  stagger::WholeFile second(folder / "a");
+  second.write("second");
+  first.write("whole");
+  first.commit();
+  CHECK(contents(folder / "a") == "first, whole");
+  second.commit();
+  CHECK(contents(folder / "a") == "second");
+  CHECK(folder.names().size() == 1);
+}
+
 TEST_CASE("core/write_file: two writers of one name never mix", "[core]") {
   TemporaryFolder const folder;
   std::string const a(200'000, 'a');
