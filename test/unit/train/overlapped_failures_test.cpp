@@ -20,6 +20,7 @@
 #include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
+#include "sweep.hpp"
 #include "temporary_folder.hpp"
 
 namespace overlapped_failures_test {
@@ -62,9 +63,9 @@ template <class Check> void sweep_budgets(Check check) {
 
 TEST_CASE(
     "train/OnFailure: a worker with late layers is killed at any point and comes back, and the "
-    "bits "
-    "are those of a sequential loop",
+    "bits are those of a sequential loop",
     "[train]") {
+  Sweep sweep(2);
   int waited = 0;
   int all = 0;
   for (int const worker : {0, 1, 2})
@@ -81,13 +82,14 @@ TEST_CASE(
                                             .on_failure = OnFailure::go_on});
         };
         sweep_budgets([&](auto const& model, Rules const& rules) {
+          if (!sweep.takes()) return;
           int const killed = compare_failures(server, model, rules, adam, failure, 20, waited);
           CHECK(killed > 12);  // a push, a request and an answer of each layer
           failure.back += 3;
           all += killed;
         });
       }
-  CHECK(waited > all / 10);
+  CHECK((sanitized || waited > all / 10));
   CHECK(waited < all);
 }
 
