@@ -3,8 +3,11 @@
 # Called with -DROOT=<checkout> -DBUILD=<build folder> -DCTEST=<program>.
 cmake_minimum_required(VERSION 3.25)
 
+# The folder is relative, as ./run passes it.
+cmake_path(RELATIVE_PATH BUILD BASE_DIRECTORY ${ROOT} OUTPUT_VARIABLE folder)
 function(targets_of pattern)
-  execute_process(COMMAND bash ${ROOT}/test/targets_of.sh ${BUILD} "${pattern}" OUTPUT_VARIABLE output RESULT_VARIABLE result)
+  execute_process(COMMAND bash test/targets_of.sh ${folder} "${pattern}" WORKING_DIRECTORY ${ROOT}
+                  OUTPUT_VARIABLE output RESULT_VARIABLE result)
   if(result)
     message(FATAL_ERROR "targets_of.sh '${pattern}' ended with ${result}")
   endif()

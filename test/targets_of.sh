@@ -4,7 +4,7 @@
 #   test/targets_of.sh BUILD_FOLDER PATTERN
 # Prints a target per line, nothing where the tests need none, and `all` where that is not known.
 set -euo pipefail
-build=$1 pattern=$2
+build=$(readlink -m "$1") pattern=$2
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")"
 
 targets=() matched=0
