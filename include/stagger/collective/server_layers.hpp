@@ -100,6 +100,7 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
 class ServerLayers {
  public:
   /// @param shards   >= 1
+  /// @param options  those of the run
   /// @param log      whether layers record their history
   /// @param folder   empty: none
   /// @throws Error   mismatch for a folder with another run, bad_data for one that is damaged, io
@@ -205,10 +206,8 @@ class ServerLayers {
     bool now = between();
     for (auto const& layer : layers_)
       now = now && layer->ready(worker, layer->rounds()) && !layer->workers()[worker].waits();
-    if (!now) return false;
-    take_back(worker, process);
-    back();
-    return true;
+    if (now) take_back(worker, process), back();
+    return now;
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
   [[nodiscard]] ServerRecord const& record() const noexcept { return record_; }
@@ -281,7 +280,7 @@ class ServerLayers {
   [[gnu::cold]] void come_back(int worker, int process) {
     auto const locks = lock_all();
     for (auto const& layer : layers_)
-      for (int n = 0; n < static_cast<int>(store_rules_.weights.size()); ++n)
+      for (int n = 0; n < workers(); ++n)
         if (!layer->ended(n) && layer->in_stream(n) != layers_[0]->in_stream(n))
           raise(Errc::bad_configuration, "worker ", worker,
                 " comes back while the others end their streams; let it begin again when all have "

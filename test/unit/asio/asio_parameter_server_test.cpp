@@ -507,8 +507,7 @@ TEST_CASE("asio/AsioParameterServer: late layers have the bits of workers in one
 
 TEST_CASE(
     "asio/AsioParameterServer: a worker with late layers is killed at any point and comes back, "
-    "and "
-    "the bits are those of a sequential loop",
+    "and the bits are those of a sequential loop",
     "[asio]") {
   using namespace overlapped_oracle;
   auto const server = [] {
