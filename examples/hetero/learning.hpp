@@ -60,7 +60,6 @@ struct Settings {
   bool full = false;              ///< each push moves the weights as far as a step of all workers
   bool pushes_are_steps = false;  ///< of the server's optimizer; else a push of everybody is
   double r = 0;  ///< time for one direction of a whole exchange, relative to a step's computation
-  sg::sim::Sharing sharing = sg::sim::Sharing::fair;
   sg::sim::Duplex duplex = sg::sim::Duplex::full;
   double slowest = 1;  ///< how much longer the first worker computes
   double kept = 1;     ///< share of each layer's gradient that is pushed, its largest elements
@@ -103,8 +102,7 @@ template <class Trainer> std::uint64_t bits_of(Trainer& train) {
 /// @endcode
 template <class Task, class Model>
 std::vector<Look> learn(Task const& task, Model const& model, Settings const& s) {
-  sg::sim::Clock const clock(
-      {.rate = s.link(task.bytes()), .sharing = s.sharing, .duplex = s.duplex});
+  sg::sim::Clock const clock({.rate = s.link(task.bytes()), .duplex = s.duplex});
   sg::collective::ServerOptions options{.workers = s.workers};
   if (s.full) options.weights.assign(static_cast<std::size_t>(s.workers), 1.0);
   sg::collective::ParameterServer const server(options);

@@ -135,9 +135,8 @@ template <class Task> class AccuracyClaims {
     s.pushes_are_steps = true;
     return s;
   }
-  /// On the link that workers in turn have for themselves.
+  /// With one link for both ways, as the paper compares them.
   static learning::Settings in_turn(learning::Settings s) {
-    s.sharing = stagger::sim::Sharing::one_at_a_time;
     s.duplex = stagger::sim::Duplex::half;
     return by_push(s);
   }

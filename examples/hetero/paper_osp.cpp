@@ -49,9 +49,7 @@ class StepClaims {
     };
     double const in_step = time(bsp, link);
     double const at_once = time(asp, link);
-    double const turns = time(r2sp, {.r = network.r,
-                                     .sharing = stagger::sim::Sharing::one_at_a_time,
-                                     .duplex = stagger::sim::Duplex::half});
+    double const turns = time(r2sp, {.r = network.r, .duplex = stagger::sim::Duplex::half});
     double const late = time(
         step_times::late<osp::SplitLayer>(step_times::best_share(network.r, 1), network.layers),
         link);

@@ -49,6 +49,9 @@ class LinkInProcess final : public ParameterLink {
   void push(std::size_t layer, std::byte const* values, bool last) override {
     server_->push(client_, layer, values, last);
   }
+  [[nodiscard]] bool has_turn(std::size_t layer) const override {
+    return server_->has_turn(client_, layer);
+  }
   void push_part(std::size_t layer, std::byte const* values, ByteRange part) override {
     server_->push(client_, layer, values, false, part);
   }

@@ -83,11 +83,22 @@ inline constexpr std::size_t longest_run = 64;
   return text(all, layer.bytes_of_values(), " bytes in all");
 }
 
-[[gnu::cold]] inline void require_same_late(int worker, bool same) {
+/// The policies by which layers are late, as text; empty if none are, or the policies cannot be
+/// written down.
+[[nodiscard]] [[gnu::cold]] inline std::string late_words(WorkerRules const& rules) {
+  return rules.late == nullptr ? std::string() : rules.late->words(rules.late_policy);
+}
+
+/// @param own, others  as `late_words`
+[[gnu::cold]] inline void require_same_late(int worker, bool same, std::string const& own,
+                                            std::string const& others) {
+  auto const rule = [](std::string const& words) {
+    return words.empty() ? "another rule" : text("'", words, "'");
+  };
   if (!same)
-    raise(Errc::mismatch, "layers of worker ", worker,
-          " are late by another rule than those of the others; give all workers the same "
-          "staleness model, with the same numbers");
+    raise(Errc::mismatch, "layers of worker ", worker, " are late by ", rule(own),
+          ", those of the others by ", rule(others),
+          "; give all workers the same staleness model, with the same numbers");
 }
 
 /// @throws Error  mismatch, naming what differs
@@ -105,9 +116,11 @@ inline constexpr std::size_t longest_run = 64;
     raise(Errc::mismatch, "worker ", worker, " may be ", lead_of(rules),
           " ahead of the slowest, the others ", lead_of(others),
           "; give all workers the same staleness model, with the same numbers");
-  require_same_late(worker, rules.late == others.late &&
-                                (rules.late == nullptr ||
-                                 rules.late->equal(rules.late_policy, others.late_policy)));
+  require_same_late(
+      worker,
+      rules.late == others.late &&
+          (rules.late == nullptr || rules.late->equal(rules.late_policy, others.late_policy)),
+      late_words(rules), late_words(others));
   if (rules.shared != others.shared)
     raise(Errc::mismatch, "groups of ranks of worker ", worker, " share layers as '",
           rules.shared.empty() ? "none" : rules.shared, "', those of the others as '",

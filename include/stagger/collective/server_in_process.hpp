@@ -376,6 +376,10 @@ class ServerInProcess : private ServerStreams {
     }
     admit_returning();
   }
+  [[nodiscard]] bool has_turn(int client, std::size_t l) {
+    std::lock_guard const lock(mutex(l));
+    return layers_[l].has_turn(worker_of(client));
+  }
   void report(int client, double loss) {
     begin_without_layers(client);
     late_->add_loss(worker_of(client), loss, clients_[client].active);
@@ -412,8 +416,9 @@ class ServerInProcess : private ServerStreams {
   /// The slowest worker in the layers that this client has asked for, as text; empty if it waits
   /// for no other worker.
   [[nodiscard]] std::string waits_for(int client) {
-    if (!clients_[client].returns.load())
-      return slowest_but(layers_, worker_of(client), clients_[client].asks);
+    bool asks_all = clients_[client].returns.load();
+    for (std::size_t l = 0; !asks_all && l < layers_.size(); ++l) asks_all = !has_turn(client, l);
+    if (!asks_all) return slowest_but(layers_, worker_of(client), clients_[client].asks);
     List<Ask> all;
     all.assign(layers_.size(), Ask{Ask::everything});
     return slowest_but(layers_, worker_of(client), all);

@@ -51,10 +51,6 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
 }
 
 /// The staleness model as text, if layers may be late; otherwise empty.
-[[nodiscard]] [[gnu::cold]] inline std::string late_words(WorkerRules const& rules) {
-  return rules.late == nullptr ? std::string() : rules.late->words(rules.late_policy);
-}
-
 /// Writes down the rules of a run.
 [[gnu::cold]] inline void note_rules(ServerRecord& record, WorkerRules const& rules) {
   record.push_minibatches = rules.push_minibatches;
@@ -90,7 +86,7 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
 /// @throws Error  mismatch for a worker with another staleness model
 [[gnu::cold]] inline void take_late_from(int worker, WorkerRules const& rules,
                                          ServerRecord const& record, WorkerRules& kept) {
-  require_same_late(worker, late_words(rules) == record.late);
+  require_same_late(worker, late_words(rules) == record.late, late_words(rules), record.late);
   kept.late = rules.late;
   kept.late_policy = rules.late_policy;
 }

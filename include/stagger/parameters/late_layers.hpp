@@ -90,7 +90,7 @@ struct LateCandidate {
 
 /// A step that has ended, as a budget policy sees it.
 struct EndedStep {
-  std::int64_t step = 0;          // from 0, since the workers began
+  std::int64_t step = 0;          // from 0, of those that the policy has been told of
   double loss = 0;                // mean over these workers
   std::uint64_t model_bytes = 0;  // of all layers that have parameters
   int workers = 1;                // those whose losses count
@@ -208,13 +208,19 @@ class LateLayers {
     there_[worker] = true;
     reported_[worker] = false;
   }
-  /// Starts over: in the first step nothing is late, and the budget has seen no step.
+  /// Starts over: in the first step nothing is late. The budget keeps what it has seen: workers that
+  /// begin again after a failure go on with the training.
   void reset() noexcept {
-    choice_->begin();
     step_ = 0;
     std::fill(bitmap_.begin(), bitmap_.end(), std::byte{0});
     split_bytes_ = 0;
     begin_step();
+  }
+  /// Likewise, and the budget has seen no step.
+  void forget() noexcept {
+    choice_->begin();
+    ended_ = 0;
+    reset();
   }
 
  private:
@@ -250,7 +256,7 @@ class LateLayers {
 
   void choose() {
     int const silent = static_cast<int>(losses_.size() - count_losses());  // who have gone
-    double const budget = choice_->budget({step_, mean_loss(), model_bytes_, workers_ - silent});
+    double const budget = choice_->budget({ended_++, mean_loss(), model_bytes_, workers_ - silent});
     std::size_t c = 0;
     for (std::size_t l = 0; l < bytes_.size(); ++l) {
       if (bytes_[l] == 0) continue;
@@ -307,6 +313,7 @@ class LateLayers {
   std::uint64_t model_bytes_ = 0;
   std::size_t scored_ = 0;  // layers, in the current step
   std::uint32_t step_ = 0;
+  std::int64_t ended_ = 0;  // steps that the budget has seen
 };
 
 }  // namespace stagger::detail

@@ -100,6 +100,9 @@ class ParameterLink {
   /// @param values  [bytes_of_values()] gradients, changes or weights, as the rules say
   /// @param last    of the stream
   virtual void push(std::size_t layer, std::byte const* values, bool last) = 0;
+  /// Whether it is the worker's turn to push the layer, if pushes are added in turn. A link whose
+  /// transfers take virtual time sends pushes only then.
+  [[nodiscard]] virtual bool has_turn(std::size_t /*layer*/) const { return true; }
   /// Pushes a part of a layer whose first bytes are late: first the other bytes, then those, which
   /// completes the push. Late bytes are sent after everything that this worker has pushed before.
   /// @param part  of the values: from their beginning for the late part, otherwise up to their end

@@ -205,6 +205,13 @@ class StoreWorkers {
       if (each.ended && each.begun.size() != 0) blocks.give_back(std::move(each.begun));
   }
   void begin_turns() noexcept { turn_ = 0; }
+  /// Whether it is the worker's turn to push.
+  [[nodiscard]] bool has_turn(int worker) const noexcept {
+    std::size_t now = turn_;
+    while (std::cmp_not_equal(now, worker) && workers_[now].ended && workers_[now].waiting.empty())
+      now = (now + 1) % size();
+    return std::cmp_equal(now, worker);
+  }
   /// The worker whose turn it is, if its push has arrived, and passes the turn on; otherwise -1.
   [[nodiscard]] int take_turn() noexcept {
     for (std::size_t skipped = 0; skipped < size(); ++skipped) {

@@ -459,13 +459,13 @@ TEST_CASE("collective/DurableFolder: where layers may be late, a killed server e
                  Run run({.workers = 2, .durable = folder.path()}, late_rules(other));
                  return 0;
                }),
-               Catch::Matchers::Contains("are late by another rule"));
+               Catch::Matchers::Contains("those of the others by '"));
     CHECK_THAT(refusal([&] {
                  Run run({.workers = 2, .durable = folder.path()},
                          rules(Adds::in_worker_order, Pushes::gradients));
                  return 0;
                }),
-               Catch::Matchers::Contains("are late by another rule"));
+               Catch::Matchers::Contains("those of the others by '"));
     return seen;
   };
   for (bool const all : {false, true}) {

@@ -232,4 +232,43 @@ TEST_CASE("parameters/LateLayers: the choice waits for the losses of those who t
   CHECK(late_count() == 0);
 }
 
+namespace {
+
+/// Everything is late once the policy has seen as many steps as it is told.
+struct Counting {
+  int seen = 0;
+  friend bool operator==(Counting const&, Counting const&) = default;
+  double bytes(sg::detail::EndedStep const& step) {
+    return step.step == seen++ && seen >= 3 ? 8 : 0;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("parameters/LateLayers: a budget keeps what it has seen when workers begin again",
+          "[parameters]") {
+  using Model =
+      sg::staleness::OverlappedSynchronous<osp::ParameterGradientProduct, osp::FirstFit, Counting>;
+  sg::List<std::uint64_t> bytes;
+  bytes.push_back(8);
+  LateLayers layers(std::make_unique<sg::detail::LateChoiceOf<Model>>(Model{}), bytes, 1, 1, true);
+  auto const late_after_step = [&] {
+    layers.add_score(0, 1);
+    REQUIRE(layers.add_loss(0, 1));
+    return layers.late().bytes(0, 8) != 0;
+  };
+  CHECK_FALSE(late_after_step());
+  CHECK_FALSE(late_after_step());
+  CHECK(late_after_step());
+  layers.add_score(0, 1);  // of a step that fails
+  layers.reset();
+  CHECK(layers.late().bytes(0, 8) == 0);
+  CHECK(late_after_step());
+  CHECK(layers.step() == 1);
+  layers.forget();
+  CHECK_FALSE(late_after_step());
+  CHECK_FALSE(late_after_step());
+  CHECK(late_after_step());
+}
+
 }  // namespace late_layers_test

@@ -142,7 +142,6 @@ TEST_CASE("train/OverlappedSynchronous: O A5: it is as accurate as in step after
     CHECK(late_s < seconds(in_step));
     s.pushes_are_steps = true;
     CHECK(late_s < seconds(runs(sg::staleness::Asynchronous{}, s, count)));
-    s.sharing = sg::sim::Sharing::one_at_a_time;
     s.duplex = sg::sim::Duplex::half;
     if (r >= 1)  // a faster link is not what workers in turn wait for
       CHECK(late_s < seconds(runs(sg::staleness::RoundRobinSynchronous{}, s, count)));

@@ -4,7 +4,9 @@
 #include "catch.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -223,6 +225,37 @@ TEST_CASE("train/OnFailure: workers with late layers that have all failed begin 
       team.take({0});
       team.compare({0});
     }
+}
+
+namespace {
+
+/// The steps and losses that a budget policy is told of.
+struct Told {
+  std::vector<std::int64_t>* steps = nullptr;
+  friend bool operator==(Told const&, Told const&) = default;
+  double bytes(auto const& step) const {
+    steps->push_back(step.step);
+    return static_cast<double>(step.model_bytes) / 2;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/OnFailure: a budget of late layers outlasts a failed step", "[train]") {
+  for (auto const failure : {OnFailure::fail_fast, OnFailure::go_on}) {
+    CAPTURE(failure == OnFailure::go_on);
+    std::vector<std::int64_t> steps;
+    ParameterServer const server({.workers = 1, .on_failure = failure});
+    auto train =
+        workers_oracle::stepping(Osp<osp::FirstFit, Told>{.budget = {&steps}}, server, 0, sgd);
+    auto batch = data(2);
+    for (int step = 0; step < 3; ++step) static_cast<void>(sg::run(train.step(batch)));
+    auto broken = batch;
+    broken.targets[1][0] = std::numeric_limits<float>::infinity();
+    REQUIRE_THROWS(sg::run(train.step(broken)));
+    for (int step = 0; step < 2; ++step) static_cast<void>(sg::run(train.step(batch)));
+    CHECK(steps == std::vector<std::int64_t>{0, 1, 2, 3, 4});
+  }
 }
 
 TEST_CASE("train/OnFailure: a worker with late layers waits to come back for as long as it may",

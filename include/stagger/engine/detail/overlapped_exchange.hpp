@@ -200,8 +200,9 @@ class OverlappedExchange final : public ServerExchange {
     each_layer(cell, [&](std::size_t l) {
       LayerParameters const& own = machine_.parameters()[l];
       if (!own.all_finite(own.stored().gradients.data()))
-        raise(Errc::bad_data, "a gradient of layer ", l, " is not finite in step ", steps_,
-              "; it was not pushed: lower the rate, or look for what divides by 0");
+        raise(Errc::bad_data, "a gradient of layer ", l, " is not finite in step ",
+              machine_.steps(),
+              " of this worker; it was not pushed: lower the rate, or look for what divides by 0");
       if (urgent(l).size() != 0) ++missing;
     });
     double const scale = gradient_scale(machine_, in);

@@ -31,7 +31,8 @@ using stagger::detail::WorkerRules;
 
 /// A push reaches the server, and an answer the worker, when all of its bytes have been
 /// transferred; the worker goes on meanwhile. Requests take no time themselves. If pushes are added
-/// on arrival or in turn, a request follows the pushes that were made before it.
+/// on arrival or in turn, a request follows the pushes that were made before it. A push in turn is
+/// sent when it is the worker's turn, so that workers do not share the link for their pushes.
 /// @tparam Link  ParameterLink. A template, so that only pipelines with a server compile it
 template <class Link>
 class CarriedLink final : public ParameterLink,
@@ -51,6 +52,7 @@ class CarriedLink final : public ParameterLink,
     WorkerRules timed = rules;
     timed.clock = time_.get();
     exact_ = rules.adds == staleness::Adds::in_worker_order;
+    in_turn_ = rules.adds == staleness::Adds::in_turn;
     layers_ = List<CarriedLayer>(layers.size());
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       layers_[l].bytes = layers[l].bytes_of_values();
@@ -61,6 +63,7 @@ class CarriedLink final : public ParameterLink,
   void leave() noexcept override {
     drop();
     link_->leave();
+    pass_turn();
   }
   [[nodiscard]] double change_factor() const override { return link_->change_factor(); }
 
@@ -83,7 +86,9 @@ class CarriedLink final : public ParameterLink,
     std::size_t const number = make(Parcel::pushed, layer, push);
     parcels_[number].last = last;
     fill(number, values);
-    time_->network.send(layers_[layer].sent_bytes, Direction::push, *this, number);
+    if (link_->has_turn(layer)) return send_push(number);
+    if (held_.empty()) time_->wait_for_turn.push_back(this);
+    held_.push_back(number);
   }
 
   /// Late layers are sent one after the other, as on one connection, so that answers for the first
@@ -135,6 +140,7 @@ class CarriedLink final : public ParameterLink,
   void end(std::exception_ptr why) noexcept override {
     drop();
     link_->end(std::move(why));
+    pass_turn();
   }
   [[nodiscard]] std::size_t carried_bytes(LayerParameters const& l, ByteRange part) const override {
     return part.size_before(l.sent_bytes());  // all gaps are assumed to be at the end
@@ -142,6 +148,8 @@ class CarriedLink final : public ParameterLink,
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
+  enum Kind : std::uint32_t { answers, turn_passes };
+
   [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }
 
   /// @return its place
@@ -160,6 +168,24 @@ class CarriedLink final : public ParameterLink,
   void request(std::size_t layer) {
     if (layers_[layer].request()) link_->ask(layer, layers_[layer].rounds());
   }
+  void send_push(std::size_t number) {
+    parcels_[number].sent_s = time_->queue.now_s();
+    time_->network.send(layers_[parcels_[number].layer].sent_bytes, Direction::push, *this, number);
+  }
+  /// Sends the pushes whose turn it is.
+  void send_held() {
+    std::size_t kept = 0;
+    for (std::size_t const number : held_)
+      if (link_->has_turn(parcels_[number].layer))
+        send_push(number);
+      else
+        held_[kept++] = number;
+    while (held_.size() > kept) held_.pop_back();
+    if (kept != 0) time_->wait_for_turn.push_back(this);
+  }
+  void pass_turn() noexcept {
+    if (in_turn_) send([&] { time_->pass_turn(turn_passes); });
+  }
   void send_late() {
     Parcel& parcel = parcels_[late_.front()];
     parcel.sent_s = time_->queue.now_s();
@@ -169,6 +195,9 @@ class CarriedLink final : public ParameterLink,
   /// Drops everything in transit.
   void drop() noexcept {
     late_.clear();
+    held_.clear();
+    for (EventTarget*& each : time_->wait_for_turn)
+      if (each == this) each = nullptr;
     time_->network.forget(*this);
     time_->queue.remove(*this);
     parcels_.drop();
@@ -186,7 +215,7 @@ class CarriedLink final : public ParameterLink,
         time_->network.send(layers_[layer].asked.size_before(layers_[layer].sent_bytes),
                             Direction::pull, *this, number);
       else  // its values are those of this moment, but the server is at work
-        time_->queue.at(time_->queue.now_s(), *this, 0, number);
+        time_->queue.at(time_->queue.now_s(), *this, answers, number);
     });
   }
   void arrived_last(std::size_t layer) noexcept override {
@@ -216,7 +245,8 @@ class CarriedLink final : public ParameterLink,
     listener_->lost(std::move(why));
   }
 
-  void happen(std::uint32_t, std::size_t number) override {
+  void happen(std::uint32_t kind, std::size_t number) override {
+    if (kind == turn_passes) return send([&] { send_held(); });
     send([&] {
       Parcel& parcel = parcels_[number];
       parcel.keep(layers_[parcel.layer].bytes);
@@ -249,6 +279,7 @@ class CarriedLink final : public ParameterLink,
         if (parcel.kind == Parcel::pushed) return link_->push(l, parcel.values.data(), parcel.last);
         link_->push_part(l, parcel.values.data(), parcel.part);
       });
+      pass_turn();
       if (layer.under_way != 0) --layer.under_way;
       send([&] { request(l); });
     } else if (parcel.kind == Parcel::last_answer) {
@@ -272,9 +303,11 @@ class CarriedLink final : public ParameterLink,
   std::shared_ptr<SharedTime> time_;
   ParameterListener* listener_ = nullptr;
   bool exact_ = true;
+  bool in_turn_ = false;
   List<CarriedLayer> layers_;
   Parcels parcels_;
   List<std::size_t> late_;  // parcels sent one after another; the first is in transit
+  List<std::size_t> held_;  // parcels whose turn it is not yet
 };
 
 }  // namespace stagger::sim::detail

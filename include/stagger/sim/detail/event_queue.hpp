@@ -153,6 +153,15 @@ struct SharedTime {
   explicit SharedTime(Links const& links) : network(queue, links) {}
   EventQueue queue;
   Network network;
+  List<EventTarget*>
+      wait_for_turn{};  ///< workers whose pushes are not sent before it is their turn
+
+  /// It is the turn of another worker. @param kind  of the event that each of them gets
+  void pass_turn(std::uint32_t kind) {
+    for (EventTarget* const each : wait_for_turn)
+      if (each != nullptr) queue.at(queue.now_s(), *each, kind, 0);
+    wait_for_turn.clear();
+  }
 };
 
 }  // namespace stagger::sim::detail
