@@ -80,9 +80,9 @@ class Account {
  public:
   constexpr Account(Table const& table, Evaluation& out) : out_(out), free_(table.ranks()) {
     for (int r = 0; r < table.ranks(); ++r) {
-      auto const actions = table.row(r);
-      auto& row = out.timeline.rows.emplace_back(actions.size());
-      for (std::size_t i = 0; i < row.size(); ++i) row[i].action = actions[i];
+      auto& row = out.timeline.rows.emplace_back();
+      row.reserve(table.row(r).size());
+      for (Action const& action : table.row(r)) row.push_back({.action = action});
     }
     out.work_s.assign(table.row_begin.size(), 0.0);
     out.idle.assign(table.row_begin.size(), {});
