@@ -52,19 +52,27 @@ namespace detail {
 
 /// Largest sum of activation bytes on each rank, in row order.
 [[nodiscard]] constexpr std::vector<double> peak_bytes(Table const& table, Costs const& costs) {
+  struct StageBytes {
+    double all = 0, freed_by_input = 0, freed_by_weight = 0;
+  };
+  Grid<StageBytes> stages(table.stages);
+  for (int stage = 0; stage < table.stages; ++stage) {
+    StageCosts const& c = costs.of(stage);
+    double const all = c.activation_bytes / table.slices;
+    stages[stage] = {all, all * (1 - c.weight_share), all * c.weight_share};
+  }
   std::vector<double> peaks;
   for (int r = 0; r < table.ranks(); ++r) {
     double live = 0, peak = 0;
     double freed_with_next = 0;  // by the backward of a pair whose forward stands after it
     for (Action const& a : table.row(r)) {
       if (!is_compute(a.kind)) continue;
-      StageCosts const& c = costs.of(a.stage);
-      double const bytes = c.activation_bytes / table.slices;
+      StageBytes const& stage = stages[a.stage];
       double freed = 0;
-      if (a.kind == Kind::forward) live += bytes;
-      if (a.kind == Kind::backward) freed = bytes;
-      if (a.kind == Kind::backward_input) freed = bytes * (1 - c.weight_share);
-      if (a.kind == Kind::backward_weight) freed = bytes * c.weight_share;
+      if (a.kind == Kind::forward) live += stage.all;
+      if (a.kind == Kind::backward) freed = stage.all;
+      if (a.kind == Kind::backward_input) freed = stage.freed_by_input;
+      if (a.kind == Kind::backward_weight) freed = stage.freed_by_weight;
       peak = std::max(peak, live);
       live -= freed_with_next;
       freed_with_next = a.overlaps_next ? freed : 0;
@@ -78,12 +86,9 @@ namespace detail {
 /// Adds up what a visitor of `play` sees.
 class Account {
  public:
-  constexpr Account(Table const& table, Evaluation& out) : out_(out), free_(table.ranks()) {
-    for (int r = 0; r < table.ranks(); ++r) {
-      auto& row = out.timeline.rows.emplace_back();
-      row.reserve(table.row(r).size());
-      for (Action const& action : table.row(r)) row.push_back({.action = action});
-    }
+  constexpr Account(Table const& table, Evaluation& out)
+      : table_(table), out_(out), free_(table.ranks()) {
+    for (int r = 0; r < table.ranks(); ++r) out.timeline.rows.emplace_back(table.row(r).size());
     out.work_s.assign(table.row_begin.size(), 0.0);
     out.idle.assign(table.row_begin.size(), {});
   }
@@ -91,6 +96,7 @@ class Account {
   constexpr void operator()(int rank, std::size_t at, double start, double end, double given) {
     Span& span = out_.timeline.rows.data()[rank][at];
     Idle& idle = out_.idle.data()[rank];
+    span.action = table_.actions.data()[table_.row_begin.data()[rank] + at];
     span.start_s = start;
     span.end_s = end;
     double const free = free_[rank];
@@ -133,6 +139,7 @@ class Account {
   }
 
  private:
+  Table const& table_;
   Evaluation& out_;
   Grid<double> free_;
 };
@@ -216,10 +223,11 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
     detail::ChannelTransfers transfers(table, times, channels);
     detail::play(table, times, costs.overlap_s, transfers, account);
     stuck = detail::standstill(table, transfers);
-    for (auto& row : out.timeline.rows) {
-      for (Span& s : row) {
-        if (!is_message(s.action.kind)) continue;
-        transfers.get_times(s.action, s.start_s, s.end_s);
+    for (int r = 0; r < table.ranks(); ++r) {
+      for (std::size_t i = 0; i < table.row(r).size(); ++i) {
+        Span& s = out.timeline.rows.data()[r][i];
+        s.action = table.row(r)[i];
+        if (is_message(s.action.kind)) transfers.get_times(s.action, s.start_s, s.end_s);
       }
     }
   } else {

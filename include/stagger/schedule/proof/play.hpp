@@ -85,7 +85,8 @@ class Delays {
   }
 
   /// An action has ended; the rank that waits for its value can go on.
-  constexpr void ended(std::size_t, Action const& a, double end, std::vector<int>& runnable) {
+  [[gnu::always_inline]] constexpr void ended(std::size_t, Action const& a, double end,
+                                              std::vector<int>& runnable) {
     if (!makes_value(a.kind)) return;
     double& value =
         a.kind == Kind::forward ? forward_[entry(table_, a)] : gradient_[entry(table_, a)];
