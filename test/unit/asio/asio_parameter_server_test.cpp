@@ -353,7 +353,7 @@ TEST_CASE("asio/AsioParameterServer: a worker that is cut off in a push has fail
   std::vector<OracleWorker<sg::optimizer::Sgd>> alone(1);  // what it had pushed stays
   alone[0].batch = data(4);
   auto expected = first_weights();
-  sequential(Waves{1, 4, 0}, sgd, alone, expected, 0);
+  sequential(Waves{1, 4, 0}, sgd, alone, expected);
   REQUIRE(weights(a) == expected);
   auto b = make(Waves{2, 4, 0}, server, 1, {2}, 1, sgd);
   sg::run_together(a.stream(batch), b.stream(batch));

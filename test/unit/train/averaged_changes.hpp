@@ -72,7 +72,7 @@ void compare(std::vector<int> const& own, Serve serve, DeviceOf device_of) {
           for (std::size_t k = 0; k < own.size(); ++k)
             steps.push_back(trainers[k].stream(oracle[static_cast<std::size_t>(own[k])].batch));
           static_cast<void>(sg::run_together(std::move(steps)));
-          sequential(waves, Shared{sgd, shares}, oracle, expected, 11 * stream);
+          sequential(waves, Shared{sgd, shares}, oracle, expected);
           for (auto& trainer : trainers) REQUIRE(weights(trainer) == expected);
         }
       });

@@ -413,16 +413,19 @@ TEST_CASE(
   auto const check = [&](auto const& waves) {
     auto const train = [&](auto device_of) {
       sg::collective::ParameterServer const server({.workers = 3});
-      workers_oracle::compare_streams(waves, {0, 1, 2}, 31, sgd, [&](int n) {
-        auto const& own = workers[static_cast<std::size_t>(n)];
-        sg::schedule::WaveGate gate{
-            .model = waves.model(), .links = {links}, .layer_bytes = bytes, .cuts = own.cuts};
-        for (int other = 0; other < 3; ++other)
-          if (other != n) gate.others.push_back(workers[static_cast<std::size_t>(other)]);
-        return workers_oracle::make_by(
-            sg::schedule::Fifo{.in_flight = 3, .costs = own.costs, .gate = gate}, device_of(n),
-            waves, server, n, own.cuts, sgd);
-      });
+      workers_oracle::compare_streams(
+          waves, {0, 1, 2}, 31, sgd,
+          [&](int n) {
+            auto const& own = workers[static_cast<std::size_t>(n)];
+            sg::schedule::WaveGate gate{
+                .model = waves.model(), .links = {links}, .layer_bytes = bytes, .cuts = own.cuts};
+            for (int other = 0; other < 3; ++other)
+              if (other != n) gate.others.push_back(workers[static_cast<std::size_t>(other)]);
+            return workers_oracle::make_by(
+                sg::schedule::Fifo{.in_flight = 3, .costs = own.costs, .gate = gate}, device_of(n),
+                waves, server, n, own.cuts, sgd);
+          },
+          false);
     };
     train([](int) { return sg::host::Threads{2}; });
     sg::sim::Clock const clock(links);

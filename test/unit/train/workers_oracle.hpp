@@ -100,12 +100,14 @@ template <class Optimizer> struct OracleWorker {
   Batch batch;
   std::size_t microbatches = 1;                                               // of a minibatch
   double clip = 0;                                                            // norm; 0: any
+  int steps = 0;                                                              // before the stream
   std::vector<std::vector<Numbers>> seen{};                                   // [minibatches + 1]
   std::vector<std::vector<Numbers>> changes{layers, std::vector<Numbers>{}};  // [layers][made]
   std::vector<std::vector<Numbers>> pushes{layers, std::vector<Numbers>{}};   // likewise
   std::vector<Numbers> first{layers, Numbers(width* width + width)};
   std::vector<Numbers> second = first;
 
+  [[nodiscard]] std::size_t minibatches() const { return batch.inputs.size() / microbatches; }
   [[nodiscard]] Batch minibatch(std::size_t m) const {
     Batch part;
     for (std::size_t i = m * microbatches; i < (m + 1) * microbatches; ++i) {
@@ -132,19 +134,21 @@ template <class Optimizer> struct OracleWorker {
 };
 
 /// HetPipe's weights by their definition: a snapshot of the waves that are needed, own waves that it
-/// lacks, then own minibatches. Keeps everything it ever made, and runs one minibatch at a time.
+/// lacks, then own minibatches. Keeps everything it ever made, and runs one minibatch at a time. The
+/// others go on without a worker whose stream is shorter.
 /// @param last  weights from before the streams, and after them
 template <class Model, class Optimizer>
 void sequential(Model const& waves, Optimizer const& optimizer,
-                std::vector<OracleWorker<Optimizer>>& workers, std::vector<Numbers>& last,
-                int steps_before) {
+                std::vector<OracleWorker<Optimizer>>& workers, std::vector<Numbers>& last) {
   auto const Nm = static_cast<std::size_t>(waves.in_flight);
   std::vector<std::vector<Numbers>> snapshots{last};  // [waves][layers]
-  std::size_t const count = workers.front().batch.inputs.size() / workers.front().microbatches;
+  std::size_t most = 0;
+  for (auto const& worker : workers) most = std::max(most, worker.minibatches());
   auto const add_wave = [&](std::size_t c) {
     auto next = snapshots.back();
     for (std::size_t l = 0; l < layers; ++l)
-      for (auto& worker : workers) add(next[l], worker.pushes[l][c]);
+      for (auto& worker : workers)
+        if (c < worker.pushes[l].size()) add(next[l], worker.pushes[l][c]);
     snapshots.push_back(next);
   };
   for (auto& worker : workers) {
@@ -155,24 +159,27 @@ void sequential(Model const& waves, Optimizer const& optimizer,
     std::size_t const own = m + 1 > Nm ? m + 1 - Nm : 0;
     std::size_t const needed = waves.needed(m);
     for (auto& worker : workers) {
+      std::size_t const count = worker.minibatches();
+      if (m > count) continue;
       auto w = snapshots[needed];
       for (std::size_t l = 0; l < layers; ++l) {
         for (std::size_t c = needed; c < own / Nm; ++c) add(w[l], worker.pushes[l][c]);
         for (std::size_t q = own / Nm * Nm; q < own; ++q) add(w[l], worker.changes[l][q]);
       }
       worker.seen.push_back(w);
-      if (m != count) worker.train(optimizer, w, m, steps_before + static_cast<int>(m) + 1);
-    }
-    if (m == count) break;
-    if ((m + 1) % Nm != 0 && m + 1 != count) continue;
-    for (auto& worker : workers)
+      if (m == count) continue;
+      worker.train(optimizer, w, m, worker.steps + static_cast<int>(m) + 1);
+      if ((m + 1) % Nm != 0 && m + 1 != count) continue;
       for (std::size_t l = 0; l < layers; ++l) {
         auto sum = worker.changes[l][m / Nm * Nm];
         for (std::size_t q = m / Nm * Nm + 1; q <= m; ++q) add(sum, worker.changes[l][q]);
         worker.pushes[l].push_back(sum);
       }
-    add_wave(m / Nm);
+    }
+    if (m == most) break;
+    if ((m + 1) % Nm == 0 || m + 1 == most) add_wave(m / Nm);
   }
+  for (auto& worker : workers) worker.steps += static_cast<int>(worker.minibatches());
   last = snapshots.back();
 }
 
@@ -222,24 +229,28 @@ inline std::vector<int> all_of(int workers) {
 }
 
 /// Trains two streams, and compares with the oracle after each.
-/// @param own   the workers of this process
-/// @param make  (worker) -> trainer
+/// @param own     the workers of this process
+/// @param make    (worker) -> trainer
+/// @param uneven  in the second stream, most workers take fewer minibatches than the first one
 template <class Model, class Optimizer, class Make>
 void compare_streams(Model const& waves, std::vector<int> const& own, int minibatches,
-                     Optimizer const& optimizer, Make make) {
+                     Optimizer const& optimizer, Make make, bool uneven = true) {
   CAPTURE(waves.workers, waves.in_flight, minibatches);
   std::vector<OracleWorker<Optimizer>> oracle(static_cast<std::size_t>(waves.workers));
   std::vector<decltype(make(0))> trainers;
   for (int const n : own) trainers.push_back(make(n));
   auto expected = first_weights();
   for (int stream = 0; stream < 2; ++stream) {
-    for (std::size_t n = 0; n < oracle.size(); ++n)
-      oracle[n].batch = data(minibatches, static_cast<double>(n) + 10.0 * stream);
+    for (std::size_t n = 0; n < oracle.size(); ++n) {
+      int const fewer = uneven ? stream * (static_cast<int>(n) * 5 % 7) : 0;
+      oracle[n].batch =
+          data(std::max(1, minibatches - fewer), static_cast<double>(n) + 10.0 * stream);
+    }
     std::vector<sg::Step> steps;
     for (std::size_t k = 0; k < own.size(); ++k)
       steps.push_back(trainers[k].stream(oracle[static_cast<std::size_t>(own[k])].batch));
     sg::run_together(std::move(steps));
-    sequential(waves, optimizer, oracle, expected, stream * minibatches);
+    sequential(waves, optimizer, oracle, expected);
     for (auto& trainer : trainers) REQUIRE(weights(trainer) == expected);
   }
 }
@@ -271,7 +282,7 @@ void compare_changes(Model const& stale, std::vector<int> const& own, Optimizer 
     oracle[n].batch = data(2 * count, static_cast<double>(n));
   }
   auto last = first_weights();
-  sequential(stale, optimizer, oracle, last, 0);
+  sequential(stale, optimizer, oracle, last);
   std::vector<decltype(make(0))> trainers;
   for (int const n : own) trainers.push_back(make(n));
   std::vector<Batch> batches(own.size());

@@ -326,7 +326,7 @@ TEST_CASE("train/WaveSynchronous: on arrival, one worker has the bits of a seque
     auto expected = first_weights();
     static_cast<void>(run(train.stream(oracle[0].batch)));
     // Of one worker, the newest weights contain all of its pushes: what a distance of 0 demands.
-    sequential(Waves{1, in_flight, 0}, sgd, oracle, expected, 0);
+    sequential(Waves{1, in_flight, 0}, sgd, oracle, expected);
     REQUIRE(weights(train) == expected);
   }
 }
