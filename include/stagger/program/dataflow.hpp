@@ -220,27 +220,25 @@ struct Dataflow {
   return false;
 }
 
-/// Adds both directions of an edge.
-[[gnu::cold]] inline void add_edge(Dataflow& flow, std::size_t edge, std::size_t from,
-                                   std::size_t to, bool by_rows) {
-  for (bool const forward : {true, false}) {
-    DirectedEdge const directed{edge, forward ? from : to, forward ? to : from, forward, by_rows};
-    flow.sent[directed.sender].push_back(directed);
-    flow.received[directed.receiver].push_back(directed);
-  }
+[[gnu::cold]] inline void add_direction(Dataflow& flow, DirectedEdge const& e) {
+  flow.sent[e.sender].push_back(e);
+  flow.received[e.receiver].push_back(e);
+}
+
+/// Links a cell to the one that receives its values.
+[[gnu::cold]] inline void add_edge(Dataflow& flow, std::size_t from, std::size_t to) {
+  flow.cells[from].after = static_cast<int>(to);
+  flow.cells[to].before = static_cast<int>(from);
+  add_direction(flow, {from, from, to, true});
+  add_direction(flow, {from, to, from, false});
 }
 
 /// Adds the directions of an edge over which the receiver takes a part of each value.
 [[gnu::cold]] inline void add_row_edge(Dataflow& flow, RowEdge const& edge) {
   std::size_t const number = flow.cells.size() + flow.row_edges.size();
   flow.cells[edge.from].gathers_gradient = flow.cells[edge.to].gathers_input = true;
-  for (bool const forward : {true, false}) {
-    if (!(forward ? edge.forward : edge.backward).used) continue;
-    DirectedEdge const directed{number, forward ? edge.from : edge.to,
-                                forward ? edge.to : edge.from, forward, true};
-    flow.sent[directed.sender].push_back(directed);
-    flow.received[directed.receiver].push_back(directed);
-  }
+  if (edge.forward.used) add_direction(flow, {number, edge.from, edge.to, true, true});
+  if (edge.backward.used) add_direction(flow, {number, edge.to, edge.from, false, true});
   flow.row_edges.push_back(edge);
 }
 
@@ -276,9 +274,7 @@ struct Dataflow {
         if (cells[e].position != own.position && have_common_unit(flow, e, d))
           refuse_owners(cells[d]);
       if (same) {
-        cells[c].after = static_cast<int>(d);
-        cells[d].before = static_cast<int>(c);
-        add_edge(flow, c, c, d, false);
+        add_edge(flow, c, d);
       } else {
         add_row_edge(flow, {static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
       }

@@ -180,10 +180,7 @@ class GradientGrouping {
   void push_reductions(RankProgram& rank, std::size_t c) const {
     Holding const& own = held_[c];
     for (std::size_t g = 0; g < own.groups; ++g) {
-      Instruction reduce;
-      reduce.op = Op::reduce;
-      reduce.stage = static_cast<std::uint16_t>(old_.cells[c].stage);
-      reduce.cell = static_cast<std::uint16_t>(c);
+      Instruction reduce = instruction_on(old_.cells, c, Op::reduce);
       reduce.group = static_cast<std::uint16_t>(own.group + g);
       reduce.set_part(static_cast<std::uint16_t>(c - own.first),
                       static_cast<std::uint16_t>(own.end - own.first));

@@ -233,6 +233,15 @@ struct Cell {
   return c == 0 || cells[c - 1].stage != cells[c].stage;
 }
 
+/// An instruction on a cell, without operands.
+[[nodiscard]] inline Instruction instruction_on(List<Cell> const& cells, std::size_t c, Op op) {
+  Instruction in;
+  in.op = op;
+  in.stage = static_cast<std::uint16_t>(cells[c].stage);
+  in.cell = static_cast<std::uint16_t>(c);
+  return in;
+}
+
 /// The columns that are taken over an edge, of a value that members of a group share: all, or those
 /// of one of its cells, `from` if that has Cell::columns, otherwise `to`.
 enum class TakenPart : std::uint8_t {

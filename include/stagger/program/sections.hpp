@@ -148,9 +148,7 @@ class SectionLinks {
       neighbour = to.position;
       if (plain && same_shares(flow_.parts, from.position, to.position)) {
         if (part(c).replica != part(d).replica) continue;
-        flow_.cells[c].after = static_cast<int>(d);
-        flow_.cells[d].before = static_cast<int>(c);
-        add_edge(flow_, c, c, d, false);
+        add_edge(flow_, c, d);
         continue;
       }
       if (!shares_overlap(from.rows, to.rows)) continue;

@@ -63,10 +63,7 @@ template <class Model> VersionPasses const* version_passes() noexcept {
     RankProgram rank;
     for (std::size_t c = 0; c < program.cells.size(); ++c) {
       if (program.cells[c].rank != static_cast<int>(r)) continue;
-      Instruction pull;
-      pull.op = Op::pull;
-      pull.stage = static_cast<std::uint16_t>(program.cells[c].stage);
-      pull.cell = static_cast<std::uint16_t>(c);
+      Instruction pull = instruction_on(program.cells, c, Op::pull);
       rank.add_wait(pull, program.outside_signal(c), 1);
       rank.code.push_back(pull);
     }

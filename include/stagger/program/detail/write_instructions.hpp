@@ -163,10 +163,7 @@ class InstructionWriter {
   [[nodiscard]] Instruction operands(schedule::Action const& action, std::size_t c) const {
     Cell const& cell = flow_.cells[c];
     std::size_t const u = flow_.unit(action);
-    Instruction in;
-    in.op = op_of(action.kind);
-    in.stage = static_cast<std::uint16_t>(action.stage);
-    in.cell = static_cast<std::uint16_t>(c);
+    Instruction in = instruction_on(flow_.cells, c, op_of(action.kind));
     in.microbatch = static_cast<std::uint32_t>(u);
     in.kept = plan_.kept[c].slot[u];
     if (recompute_) {

@@ -68,10 +68,7 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     std::uint32_t const next = updates_made_[c];
     if (next == updates.size() || updates[next].position != position) return;
     ++updates_made_[c];
-    Instruction apply;
-    apply.op = Op::apply;
-    apply.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-    apply.cell = static_cast<std::uint16_t>(c);
+    Instruction apply = instruction_on(flow_.cells, c, Op::apply);
     apply.set_update(next);
     apply.version = updates[next].from;
     apply.next_version = updates[next].to;
@@ -91,10 +88,7 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     for (; pulls_made_[c] < pulls.size() && pulls[pulls_made_[c]].microbatch == unit;
          ++pulls_made_[c]) {
       StagePull const& made = pulls[pulls_made_[c]];
-      Instruction pull;
-      pull.op = Op::pull;
-      pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-      pull.cell = static_cast<std::uint16_t>(c);
+      Instruction pull = instruction_on(flow_.cells, c, Op::pull);
       pull.version = made.from;
       pull.next_version = made.to;
       bool const last = unit == flow_.units;
@@ -111,11 +105,7 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
   /// Adds a pull before the first forward of a step, for late values that have arrived.
   void add_correction(RankProgram& rank, std::size_t c) {
     if (!immediate_ || pulls_made_[c]++ != 0) return;
-    Instruction pull;
-    pull.op = Op::pull;
-    pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-    pull.cell = static_cast<std::uint16_t>(c);
-    rank.code.push_back(pull);
+    rank.code.push_back(instruction_on(flow_.cells, c, Op::pull));
     corrected_ = rank.code.size();
   }
 
@@ -124,10 +114,7 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     for (Op const op : {Op::push, Op::pull})
       for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
         if (flow_.cells[c].rank != self || !is_first_holder(flow_.cells, c)) continue;
-        Instruction in;
-        in.op = op;
-        in.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-        in.cell = static_cast<std::uint16_t>(c);
+        Instruction in = instruction_on(flow_.cells, c, op);
         if (op == Op::pull) in.set_snapshot(0, 0, false);
         if (std::uint32_t const count = answers_for(in); count != 0)
           rank.add_wait(in, outside_signal(c), count);
