@@ -154,7 +154,6 @@ class ProgramCheck {
       case Op::update:
         if (!program_.training || !program_.flushes || program_.ranks[state_.rank].reducer_for >= 0)
           state_.refuse({"has no such end"});
-        require_row_done();
         return gradients_.end_step(in.op);
       case Op::pass:
         return;
@@ -164,7 +163,7 @@ class ProgramCheck {
   }
 
   [[gnu::cold]] void begin_action(Instruction const& in) {
-    if (gradients_.has_finished(state_.rank)) state_.refuse({"computes after its last gradient"});
+    if (gradients_.has_ended(state_.rank)) state_.refuse({"computes after its last gradient"});
     slots_.read_input(in);
     versions_->read(in);
   }
@@ -227,9 +226,6 @@ class ProgramCheck {
     auto& left = ranks_[state_.rank].left;
     left = left.subspan(1);
   }
-  void require_row_done() {
-    if (next_action() != nullptr) state_.refuse({"ends before all that the table says is done"});
-  }
 
   [[gnu::cold]] void require_all() {
     auto const& cells = program_.cells;
@@ -240,7 +236,7 @@ class ProgramCheck {
     }
     for (int r = 0; r < program_.computing; ++r) {
       state_.at(r, program_.ranks[r].code.size());
-      require_row_done();
+      if (next_action() != nullptr) state_.refuse({"ends before all that the table says is done"});
       if (program_.training && program_.flushes && !gradients_.has_updated(r))
         state_.refuse({"never updates its weights"});
     }

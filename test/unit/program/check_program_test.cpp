@@ -524,6 +524,27 @@ TEST_CASE("program/require_sound: one sentence names rank, instruction and what 
     std::swap(code[update - 1], code[update]);
     CHECK_THAT(said(early, *alone), Catch::Contains("makes update"));
   }
+  SECTION("the end of a step before the last action of a rank") {
+    auto const replicated = made("replicated", schedule::OneFOneB{}.table({1, 2}));
+    replicated->replicas = std::make_shared<Replicas const>(Replicas{2});
+    replicated->lay();
+    for (Op const op : {Op::hand_in, Op::finish}) {
+      Program early = replicated->program;
+      auto& end = early.ranks[1];
+      std::size_t last = end.code.size() - 1;
+      while (!computes(end.code[last].op)) --last;
+      std::size_t at = last;
+      while (end.code[at].op != op) ++at;
+      while (at > last) swap_with_next(end, --at);
+      CHECK_THAT(said(early, *replicated), Catch::Contains("computes after its last gradient"));
+    }
+    Program lacking = replicated->program;  // the second replica leaves a whole microbatch out
+    auto& short_rank = lacking.ranks[1];
+    for (std::size_t i = short_rank.code.size(); i-- > 0;)
+      if (short_rank.code[i].microbatch == 1) remove(short_rank, i);
+    CHECK_THAT(said(lacking, *replicated),
+               Catch::Contains("the end, rank 1 ends before all that the table says is done"));
+  }
   SECTION("a staleness model that answers otherwise the second time") {
     static int asked = 0;
     asked = 0;

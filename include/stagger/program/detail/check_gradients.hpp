@@ -38,7 +38,10 @@ class GradientCheck {
     if (gives_weight_gradient(in.op)) ++cells_[in.cell].to_end;
   }
 
-  [[nodiscard]] bool has_finished(int rank) const { return ranks_[rank].finished != 0; }
+  /// Whether a rank has handed in its gradients, or added up those of others.
+  [[nodiscard]] bool has_ended(int rank) const {
+    return ranks_[rank].handed_in != 0 || ranks_[rank].finished != 0;
+  }
   [[nodiscard]] bool has_updated(int rank) const { return ranks_[rank].updated != 0; }
   /// How many B, W and parts of them a cell has ended.
   [[nodiscard]] std::uint32_t ended(std::size_t cell) const { return cells_[cell].ended; }
@@ -98,11 +101,10 @@ class GradientCheck {
     own.reducer = state_.rank;
   }
 
-  /// @pre all actions of the rank are done
   [[gnu::cold]] void end_step(Op op) {
     RankEnd& own = ranks_[state_.rank];
     if (op == Op::hand_in) {
-      if (own.handed_in != 0 || own.finished != 0) state_.refuse({"hands in twice, or too late"});
+      if (has_ended(state_.rank)) state_.refuse({"hands in twice, or too late"});
       own.handed_in = state_.now();
     } else if (op == Op::finish) {
       if (own.finished != 0) state_.refuse({"finishes twice"});

@@ -38,20 +38,20 @@ class CheckState {
   std::size_t const units;  // microbatches, or their slices
   int rank = 0;             // rank of the current instruction
   std::size_t index = 0;
-  Instruction const* in = nullptr;
+  Instruction const* in = nullptr;  // null at the end of the rank's code
 
   void at(int of_rank, std::size_t instruction) {
-    static constexpr Instruction end{};
     auto const& code = program.ranks[of_rank].code;
     rank = of_rank;
     index = instruction;
-    in = index < code.size() ? &code[index] : &end;
+    in = index < code.size() ? &code[index] : nullptr;
   }
 
   [[noreturn]] [[gnu::cold]] [[gnu::noinline]] void refuse(
       std::initializer_list<Piece> what) const {
     raise(Errc::bad_schedule, "the program does not do what its table says: at instruction ", index,
-          ", ", describe(program, *in), ", ", name_of(program, rank), " ", join(what),
+          ", ", in == nullptr ? "the end" : describe(program, *in), ", ", name_of(program, rank),
+          " ", join(what),
           "; if the schedule claims to be `proven`, check its tables with schedule::verify, if the "
           "staleness model is yours, let its answers depend on its arguments alone; else please "
           "report this");
