@@ -311,7 +311,7 @@ struct GroupExchange {
                            void (*visit)(void* self, int rank, std::uint64_t bytes)) {
     ReplicaRun const& run = *machine.run.replica_run;
     Program const& program = *machine.run.program;
-    bool const forward = in.op == Op::gather_input;
+    bool const forward = is_forward(in.op);
     auto const& stage_at = machine.model.grouped->stage_at;
     Cell const& taker = program.cells[in.cell];
     for (RowSource const& source : forward ? run.inputs : run.gradients) {

@@ -185,7 +185,7 @@ class Machine : public StepStatus {
       model.apply(in, run.program->flushes ? run.program->microbatches : 1);
     else if (has_group(in.op))
       model.options.replicas.ops()->add_up(*this, rank, in, clock);
-    else if (!ends_step(in.op))
+    else if (gathers(in.op))
       model.options.replicas.ops()->gather(*this, rank, in);
   }
 

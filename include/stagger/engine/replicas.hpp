@@ -267,7 +267,6 @@ struct Replication : ReplicaChecks {
 
   /// Gathers the rows that a rank takes from others, or from the caller.
   static void gather(Machine& machine, RankState& rank, Instruction const& in) {
-    if (in.op == Op::pass) return;
     ReplicaRun& run = *machine.run.replica_run;
     std::size_t const m = in.microbatch;
     ReplicaRank const& own = run.ranks[rank.number];

@@ -55,7 +55,7 @@ namespace detail {
           program.cells[in.cell].stage != in.stage)
         state.refuse(
             {"works on cell ", in.cell, " of stage ", in.stage, ", which it does not hold"});
-      if ((in.op == Op::reduce) != (rank.reducer_for >= 0))
+      if (adds_up(in.op) != (rank.reducer_for >= 0))
         state.refuse({"is of the wrong kind for that"});
       if (in.microbatch >= state.units && !exchanges(in.op))
         state.refuse({"works on microbatch ", in.microbatch, " of ", state.units});
@@ -128,37 +128,24 @@ class ProgramCheck {
   }
 
   [[gnu::cold]] void carry_out(Instruction const& in) {
-    switch (in.op) {
-      case Op::forward:
-      case Op::recompute:
-        return run_forward(in);
-      case Op::gather_input:
-        return slots_.gather_input(in);
-      case Op::gather_gradient:
-        return slots_.gather_gradient(in);
-      case Op::gather_target:
-        ranks_[state_.rank].target = in.microbatch;
-        return;
-      case Op::reduce:
-        return gradients_.reduce(in);
-      case Op::apply:
-        return versions_->apply(in, gradients_.ended(in.cell));
-      case Op::push:
-      case Op::pull:
-        if (program_.flushes && (in.op == Op::push || in.snapshot()) &&
-            !gradients_.has_updated(state_.rank))
-          state_.refuse({"exchanges parameters before the step's end"});
-        return in.op == Op::push ? versions_->push(in) : versions_->pull(in);
-      case Op::hand_in:
-      case Op::finish:
-      case Op::update:
-        if (!program_.training || !program_.flushes || program_.ranks[state_.rank].reducer_for >= 0)
-          state_.refuse({"has no such end"});
-        return gradients_.end_step(in.op);
-      case Op::pass:
-        return;
-      default:
-        return run_backward(in);
+    if (computes(in.op) || computes_part(in.op)) {
+      is_forward(in.op) ? run_forward(in) : run_backward(in);
+    } else if (gathers_values(in.op)) {
+      slots_.gather(in);
+    } else if (gathers(in.op)) {
+      ranks_[state_.rank].target = in.microbatch;
+    } else if (exchanges(in.op)) {
+      if (program_.flushes && in.reaches_server() && !gradients_.has_updated(state_.rank))
+        state_.refuse({"exchanges parameters before the step's end"});
+      pushes(in.op) ? versions_->push(in) : versions_->pull(in);
+    } else if (ends_step(in.op)) {
+      if (!program_.training || !program_.flushes || program_.ranks[state_.rank].reducer_for >= 0)
+        state_.refuse({"has no such end"});
+      gradients_.end_step(in.op);
+    } else if (updates(in.op)) {
+      versions_->apply(in, gradients_.ended(in.cell));
+    } else if (adds_up(in.op)) {
+      gradients_.reduce(in);
     }
   }
 
@@ -170,7 +157,7 @@ class ProgramCheck {
 
   [[gnu::cold]] void run_forward(Instruction const& in) {
     auto& done = done_[in.cell * state_.units + in.microbatch];
-    bool const again = in.op == Op::recompute;
+    bool const again = repeats(in.op);
     if (!again) take_action(in);
     begin_action(in);
     if (done != (again ? forward_done : 0))

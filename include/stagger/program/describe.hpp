@@ -18,35 +18,19 @@ namespace stagger::detail {
 /// An instruction as text: "0F1" for actions, "its last gradient" and "the update" at the end of a
 /// step.
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
-  switch (in.op) {
-    case Op::hand_in:
-    case Op::finish:
-      return "its last gradient";
-    case Op::update:
-    case Op::apply:
-      return "the update";
-    case Op::reduce:
-      return text("the sum of stage ", in.stage, "'s gradients");
-    case Op::push:
-    case Op::pull:
-      return text(in.stage, schedule::name(kind_of(in.op)), in.microbatch);
-    case Op::pass:
-      return text("handing on stage ", in.stage, "'s rows of ", in.microbatch);
-    case Op::gather_input:
-    case Op::gather_gradient:
-    case Op::gather_target:
-      return text("gathering rows for ", in.stage, in.op == Op::gather_gradient ? "B" : "F",
-                  in.microbatch);
-    default:
-      return text(in.stage, in.op == Op::recompute ? "F (again)" : schedule::name(kind_of(in.op)),
-                  in.microbatch);
-  }
+  std::string described;
+  for (char const* at = wording(in.op); *at != '\0'; ++at)
+    described += *at == '%'   ? text(in.stage)
+                 : *at == '$' ? text(schedule::name(kind_of(in.op)))
+                 : *at == '#' ? text(in.microbatch)
+                              : std::string(1, *at);
+  return described;
 }
 
 /// Likewise with the stage of the table, also where groups of ranks share layers, and a stage of the
 /// table is several of the program: "1F0 (part 2 of 3)", the parts in the order of their layers.
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Program const& program, Instruction in) {
-  if (ends_step(in.op) || in.op == Op::apply) return describe(in);
+  if (std::string_view(wording(in.op)).find('%') == std::string_view::npos) return describe(in);
   int depth = 0;
   for (Cell const& cell : program.cells)
     if (cell.stage == in.stage) depth = cell.depth;

@@ -15,7 +15,10 @@
 
 namespace stagger {
 
-/// What an instruction does. The order of the values means nothing; see the predicates below.
+/// What an instruction does. The order of the values means nothing.
+///
+/// A new opcode needs a line here and in each fact below that holds for it, the pass that writes it,
+/// and the executor that runs it. All others, such as checks, costs and texts, ask for facts.
 enum class Op : std::uint8_t {
   forward,
   backward,
@@ -46,10 +49,11 @@ enum class Op : std::uint8_t {
          op == Op::backward_weight;
 }
 
+/// Whether it repeats an action of the table, whose result is there already.
+[[nodiscard]] constexpr bool repeats(Op op) noexcept { return op == Op::recompute; }
+
 /// Whether it runs all layers of a stage.
-[[nodiscard]] constexpr bool computes(Op op) noexcept {
-  return in_table(op) || op == Op::recompute;
-}
+[[nodiscard]] constexpr bool computes(Op op) noexcept { return in_table(op) || repeats(op); }
 
 /// Whether it runs some layers of a stage, as a part of its last backward.
 [[nodiscard]] constexpr bool computes_part(Op op) noexcept {
@@ -61,9 +65,14 @@ enum class Op : std::uint8_t {
   return computes_part(op) || op == Op::reduce;
 }
 
+/// Whether it takes rows of values between stages.
+[[nodiscard]] constexpr bool gathers_values(Op op) noexcept {
+  return op == Op::gather_input || op == Op::gather_gradient;
+}
+
 /// Whether it takes rows that other ranks, or the caller, have made.
 [[nodiscard]] constexpr bool gathers(Op op) noexcept {
-  return op == Op::gather_input || op == Op::gather_gradient || op == Op::gather_target;
+  return gathers_values(op) || op == Op::gather_target;
 }
 
 /// Whether it makes the gradient of the stage's input.
@@ -76,20 +85,32 @@ enum class Op : std::uint8_t {
   return op == Op::backward || op == Op::backward_weight || computes_part(op);
 }
 
+/// Whether it adds up gradients of several owners of a stage.
+[[nodiscard]] constexpr bool adds_up(Op op) noexcept {
+  return op == Op::finish || op == Op::reduce;
+}
+
+/// Whether it is an optimizer step.
+[[nodiscard]] constexpr bool updates(Op op) noexcept { return op == Op::update || op == Op::apply; }
+
+/// Whether it sends parameters, or changes of them, to a server.
+[[nodiscard]] constexpr bool pushes(Op op) noexcept { return op == Op::push; }
+
 /// Whether it exchanges parameters with a server.
-[[nodiscard]] constexpr bool exchanges(Op op) noexcept { return op == Op::push || op == Op::pull; }
+[[nodiscard]] constexpr bool exchanges(Op op) noexcept { return pushes(op) || op == Op::pull; }
 
 /// Whether it stands after all actions of a training step that flushes.
 [[nodiscard]] constexpr bool ends_step(Op op) noexcept {
   return op == Op::hand_in || op == Op::finish || op == Op::update;
 }
 
-/// The table's kind of what an instruction computes: F for a recomputation, B or W for a part of
-/// one. @pre computes(op), has_group(op) or exchanges(op)
+/// The table's kind of what an instruction computes, or gathers rows for: F for a recomputation, B
+/// or W for a part of one. @pre computes(op), has_group(op), gathers(op) or exchanges(op)
 [[nodiscard]] constexpr schedule::Kind kind_of(Op op) noexcept {
   switch (op) {
     case Op::backward:
     case Op::backward_part:
+    case Op::gather_gradient:
       return schedule::Kind::backward;
     case Op::backward_input:
       return schedule::Kind::backward_input;
@@ -107,6 +128,11 @@ enum class Op : std::uint8_t {
   }
 }
 
+/// Whether values go forward in it. @pre computes(op), has_group(op) or gathers_values(op)
+[[nodiscard]] constexpr bool is_forward(Op op) noexcept {
+  return kind_of(op) == schedule::Kind::forward;
+}
+
 /// The instruction of an action of the table. @pre schedule::is_compute(kind)
 [[nodiscard]] constexpr Op op_of(schedule::Kind kind) noexcept {
   switch (kind) {
@@ -118,6 +144,30 @@ enum class Op : std::uint8_t {
       return Op::backward_weight;
     default:
       return Op::forward;
+  }
+}
+
+/// An instruction as text, where % stands for its stage, $ for its kind and # for its microbatch.
+[[nodiscard]] constexpr char const* wording(Op op) noexcept {
+  switch (op) {
+    case Op::recompute:
+      return "%$ (again)#";
+    case Op::hand_in:
+    case Op::finish:
+      return "its last gradient";
+    case Op::update:
+    case Op::apply:
+      return "the update";
+    case Op::gather_input:
+    case Op::gather_gradient:
+    case Op::gather_target:
+      return "gathering rows for %$#";
+    case Op::pass:
+      return "handing on stage %'s rows of #";
+    case Op::reduce:
+      return "the sum of stage %'s gradients";
+    default:
+      return "%$#";
   }
 }
 
@@ -162,6 +212,8 @@ struct Instruction {
   [[nodiscard]] constexpr bool snapshot() const noexcept { return y != 0; }
   [[nodiscard]] constexpr std::uint32_t rounds() const noexcept { return microbatch; }
   [[nodiscard]] constexpr std::uint16_t waves() const noexcept { return x; }
+  /// Of `push` and `pull`: whether anything is exchanged with the server.
+  [[nodiscard]] constexpr bool reaches_server() const noexcept { return pushes(op) || snapshot(); }
   /// Of `pull`: whether it makes the version that lasts, with all pushes of every worker.
   [[nodiscard]] constexpr bool last_pull() const noexcept { return y == 2; }
   /// Of `reduce`: which part of each layer it adds up, and of how many.
@@ -181,7 +233,7 @@ struct Instruction {
 
 /// What an instruction computes, as an action of a table. @pre as of kind_of
 [[nodiscard]] constexpr schedule::Action action_of(Instruction const& in) noexcept {
-  return {kind_of(in.op), in.stage, in.op == Op::reduce ? 0 : static_cast<int>(in.microbatch)};
+  return {kind_of(in.op), in.stage, static_cast<int>(in.microbatch)};
 }
 
 /// The rows of a microbatch from before / total on, own / total of them.
@@ -366,7 +418,7 @@ struct Program {
   /// once, for the pulled weights; with late layers once for the late values of the previous step,
   /// then a second time.
   [[nodiscard]] constexpr std::uint32_t answers_for(Instruction const& in) const noexcept {
-    if (in.op == Op::push) return late ? 1 : 0;
+    if (stagger::pushes(in.op)) return late ? 1 : 0;
     if (!in.snapshot()) return 0;
     return !flushes ? in.rounds() + (in.last_pull() ? 1 : 0) : late ? 2 : 1;
   }

@@ -86,14 +86,14 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
   std::vector<SlotBytes> saved(end - first, SlotBytes(cell.kept_slots));
   bool const recomputes =
       std::any_of(program.ranks[cell.rank].code.begin(), program.ranks[cell.rank].code.end(),
-                  [](Instruction const& in) { return in.op == Op::recompute; });
+                  [](Instruction const& in) { return repeats(in.op); });
   for (Instruction const& in : program.ranks[cell.rank].code) {
     if (in.cell != number || !(computes(in.op) || computes_part(in.op))) continue;
     Footprint const& of = footprint(rows(in.microbatch));
     auto const layer = [&](std::size_t l) -> LayerBytes const& { return of.layers[l]; };
     for (std::size_t l = first; l < end; ++l) scratch = std::max(scratch, layer(l).scratch);
-    if (in.op == Op::forward || in.op == Op::recompute) {
-      bool const again = in.op == Op::recompute;
+    if (is_forward(in.op)) {
+      bool const again = repeats(in.op);
       if (!cell.first()) x.use(in.x, layer(first).input);
       for (std::size_t i = 0; i < inner; ++i) inner_y[i].use(in.kept, layer(first + i).output);
       for (std::size_t i = 0; i < saved.size(); ++i)

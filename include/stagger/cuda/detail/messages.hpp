@@ -81,8 +81,8 @@ class RouteValues {
   }
   /// Whether an instruction gathers what has arrived over a route.
   [[nodiscard]] bool gathers(Route const& route, Instruction const& in) const noexcept {
-    if (route.row_edge == Route::whole ||
-        in.op != (route.forward ? Op::gather_input : Op::gather_gradient))
+    if (route.row_edge == Route::whole || !gathers_values(in.op) ||
+        is_forward(in.op) != route.forward)
       return false;
     return (route.forward ? row_edge_of(route).to : row_edge_of(route).from) == in.cell;
   }
@@ -228,7 +228,7 @@ class Messages {
     if (in.op == Op::hand_in) hand_in(issue.rank);
     if (!streams_.own(issue.rank)) return;
     if (routes_.is_last_use(issue.rank, issue.index)) free_values(issue.rank, in);
-    if (in.op == Op::gather_input || in.op == Op::gather_gradient) free_rows(issue.rank, in);
+    if (gathers_values(in.op)) free_rows(issue.rank, in);
   }
 
   /// Lets the stream of a rank wait for the gradients of other owners of its stages.

@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The times at which a device carried out the actions of a recorded step.
 
-#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -49,12 +48,7 @@ class Timeline {
                                                since_start(2 * k + 2));
         continue;
       }
-      if (!rank.record) continue;
-      rank.spans.push_back(
-          {action_of(in), since_start(2 * k + 1), since_start(2 * k + 2), in.op == Op::recompute});
-      if (in.op == Op::forward)
-        rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
-      if (gives_weight_gradient(in.op)) --rank.in_flight;
+      if (rank.record) record(rank, in, since_start(2 * k + 1), since_start(2 * k + 2));
     }
   }
 

@@ -77,7 +77,7 @@ class OverlappedExchange final : public ServerExchange {
       pull(machine, in);
     else
       take_late(cells_[in.cell]);
-    return in.op == Op::push || in.snapshot();
+    return in.reaches_server();
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {

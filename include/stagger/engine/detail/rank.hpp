@@ -173,7 +173,7 @@ struct alignas(64) RankState {
 
 /// The whole backward that an instruction is a part of.
 [[nodiscard]] inline Instruction whole_of(Instruction in) noexcept {
-  in.op = in.op == Op::backward_part ? Op::backward : Op::backward_weight;
+  in.op = op_of(kind_of(in.op));
   return in;
 }
 
@@ -215,7 +215,7 @@ struct Clock {
 
 /// Records a compute instruction that has been carried out, and counts what is in flight.
 inline void record(RankState& rank, Instruction const& in, double start_s, double end_s) {
-  rank.spans.push_back({action_of(in), start_s, end_s, in.op == Op::recompute});
+  rank.spans.push_back({action_of(in), start_s, end_s, repeats(in.op)});
   if (!rank.cells[in.cell].opens) return;
   if (in.op == Op::forward) rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
   if (gives_weight_gradient(in.op)) --rank.in_flight;

@@ -129,7 +129,7 @@ class StreamExchange final : public ServerExchange {
       push(in);
     else
       pull(in);
-    return in.op == Op::push || (in.op == Op::pull && in.snapshot());
+    return in.reaches_server();
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {

@@ -51,8 +51,8 @@ class TrafficCounts {
     add_rows_ = &TrafficCounts::add_rows;
     for (auto const& rank : program.ranks)
       for (Instruction const& in : rank.code) {
-        if (in.op != Op::gather_input && in.op != Op::gather_gradient) continue;
-        bool const forward = in.op == Op::gather_input;
+        if (!gathers_values(in.op)) continue;
+        bool const forward = is_forward(in.op);
         SlotType const& type =
             forward ? *cells[in.cell].front->ops->input : *cells[in.cell].back->ops->output;
         int const to = program.cells[in.cell].rank;
@@ -154,8 +154,8 @@ class TrafficCounts {
     return type.payload == nullptr ? type.payload_bytes : type.payload(value);
   }
   [[nodiscard]] static bool gives_gradient(Program const& program, Instruction const& in) noexcept {
-    if (in.op == Op::backward_part) return program.groups[in.group].lowest == 0;
-    return in.op == Op::backward || in.op == Op::backward_input;
+    return gives_input_gradient(in.op) &&
+           (!computes_part(in.op) || program.groups[in.group].lowest == 0);
   }
 
   /// Adds the rows of a value that another cell takes, perhaps only some columns of them.
@@ -241,7 +241,7 @@ class TrafficCounts {
     }
     for (auto const& rank : program.ranks)
       for (Instruction const& in : rank.code) {
-        if (in.op != Op::reduce) continue;
+        if (!has_group(in.op) || !adds_up(in.op)) continue;
         std::uint64_t part = 0;
         for (std::size_t const l : model.layers_of(program.groups[in.group])) {
           ByteRange const range = model.parameters[l].part(in.part(), in.parts());

@@ -103,20 +103,20 @@ class GradientCheck {
 
   [[gnu::cold]] void end_step(Op op) {
     RankEnd& own = ranks_[state_.rank];
-    if (op == Op::hand_in) {
-      if (has_ended(state_.rank)) state_.refuse({"hands in twice, or too late"});
-      own.handed_in = state_.now();
-    } else if (op == Op::finish) {
-      if (own.finished != 0) state_.refuse({"finishes twice"});
-      own.finished = state_.now();
-      for (std::size_t c = 0; c < cells_.size(); ++c)
-        if (rank_of(c) == state_.rank && cells_[c].end - cells_[c].first > 1) require_sums(c);
-    } else {
+    if (updates(op)) {
       if (own.updated != 0) state_.refuse({"updates twice"});
       own.updated = state_.now();
       for (int r = 0; r < state_.program.computing; ++r)
         if (!knows_end(r, ranks_[r].finished))
           state_.refuse({"updates before it knows that rank ", r, " has finished"});
+    } else if (adds_up(op)) {
+      if (own.finished != 0) state_.refuse({"finishes twice"});
+      own.finished = state_.now();
+      for (std::size_t c = 0; c < cells_.size(); ++c)
+        if (rank_of(c) == state_.rank && cells_[c].end - cells_[c].first > 1) require_sums(c);
+    } else {
+      if (has_ended(state_.rank)) state_.refuse({"hands in twice, or too late"});
+      own.handed_in = state_.now();
     }
   }
 

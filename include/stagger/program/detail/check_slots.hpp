@@ -52,13 +52,10 @@ class SlotCheck {
     taken_.resize(taken);
   }
 
-  [[gnu::cold]] void gather_input(Instruction const& in) {
-    if (cell(in.cell).depth != 0) read_rows(in.cell, in.y, true);
-    write_own(space_x, in.cell, in.x);
-  }
-  [[gnu::cold]] void gather_gradient(Instruction const& in) {
-    read_rows(in.cell, in.dx, false);
-    write_own(space_dy, in.cell, in.dy);
+  [[gnu::cold]] void gather(Instruction const& in) {
+    bool const forward = is_forward(in.op);
+    if (!forward || cell(in.cell).depth != 0) read_rows(in.cell, forward ? in.y : in.dx, forward);
+    write_own(forward ? space_x : space_dy, in.cell, forward ? in.x : in.dy);
   }
 
   [[gnu::cold]] void read_input(Instruction const& in) {

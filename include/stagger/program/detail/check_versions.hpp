@@ -168,9 +168,9 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
   /// Checks that there is one push, then one pull, at the end of a step.
   void exchange_once(Instruction const& in) {
     auto& done = exchanged_[in.cell];
-    if (!state_.program.exchanges() || (in.op == Op::push ? done >= pushed : done != pushed))
+    if (!state_.program.exchanges() || (pushes(in.op) ? done >= pushed : done != pushed))
       state_.refuse({"exchanges parameters in the wrong order, or twice"});
-    done = in.op == Op::push ? pushed : pulled;
+    done = pushes(in.op) ? pushed : pulled;
   }
   [[nodiscard]] Weights& exchanged(Instruction const& in) {
     if (cells_.size() == 0 || per_push_ == 0)

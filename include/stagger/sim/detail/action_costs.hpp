@@ -59,15 +59,11 @@ class ActionCosts {
   [[nodiscard]] double seconds(stagger::detail::RankState const& rank,
                                Instruction const& in) const {
     auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
-    double cost_s = 0;
-    if (in.op == Op::gather_input || in.op == Op::gather_gradient) return exchange_s(in);
+    if (gathers_values(in.op)) return exchange_s(in);
     if (!computes(in.op) && !has_group(in.op)) return 0;
-    if (in.op == Op::forward || in.op == Op::recompute) cost_s += costs.forward_s;
-    if (in.op == Op::backward || in.op == Op::backward_input) cost_s += costs.backward_input_s;
-    if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
-    if (has_group(in.op)) cost_s = group_cost(in);
+    double cost_s = has_group(in.op) ? group_cost(in) : action_s(costs, in.op);
     RowShare const& rows = machine_.program().cells[in.cell].rows;
-    if (in.op != Op::reduce)
+    if (!adds_up(in.op))
       cost_s *= work_of(in.stage) * static_cast<double>(rows.own) / static_cast<double>(rows.total);
     if (jitter_ == 0) return cost_s;
     std::uint64_t const x = random_bits(seed_, {static_cast<std::uint64_t>(machine_.steps()),
@@ -78,6 +74,15 @@ class ActionCosts {
   }
 
  private:
+  /// Seconds of a whole action.
+  [[nodiscard]] static double action_s(schedule::StageCosts const& costs, Op op) noexcept {
+    double sum_s = 0;
+    if (is_forward(op)) sum_s += costs.forward_s;
+    if (gives_input_gradient(op)) sum_s += costs.backward_input_s;
+    if (gives_weight_gradient(op)) sum_s += costs.backward_weight_s;
+    return sum_s;
+  }
+
   /// Seconds in which a rank gathers what it takes from the other members of its group.
   [[nodiscard]] double exchange_s(Instruction const& in) const {
     auto const* const grouped = machine_.model.grouped.get();
@@ -124,7 +129,7 @@ class ActionCosts {
   [[nodiscard]] double group_cost(Instruction const& in) const {
     auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
     auto const extent = machine_.extent(in);
-    if (in.op == Op::reduce) {
+    if (adds_up(in.op)) {
       if (sum_ != collective::CostLine{}) return sum_.seconds(extent.bytes);
       return extent.bytes == 0 ? 0
                                : costs.reduce_s * static_cast<double>(extent.bytes) /
@@ -135,10 +140,8 @@ class ActionCosts {
       for (; from < end; ++from) sum += weight_of(extent.first_layer + from);
       return sum;
     };
-    double const whole_s =
-        costs.backward_weight_s + (in.op == Op::backward_part ? costs.backward_input_s : 0);
     double const all = weight(0, extent.layers);
-    return all > 0 ? whole_s * weight(extent.lowest, extent.end) / all : 0;
+    return all > 0 ? action_s(costs, in.op) * weight(extent.lowest, extent.end) / all : 0;
   }
 
   schedule::Costs costs_;
