@@ -116,7 +116,7 @@ template <class T = float> class Parameter {
 
   /// For engines: moves the initial values out and stores the parameter's position in its layer,
   /// and the number of the layer, counted from the model's input.
-  [[nodiscard]] std::vector<T> adopt(std::uint32_t position, int layer = 0) {
+  [[nodiscard]] [[gnu::cold]] std::vector<T> adopt(std::uint32_t position, int layer = 0) {
     place(position, layer);
     if (fill_ == nullptr) return std::exchange(initial_, {});
     std::vector<T> values(piece_.whole == 0 ? size_ : piece_.whole);

@@ -187,7 +187,7 @@ class LayerMemory : public LayerShape {
     return true;
   }
   /// Makes room for so many versions of the values. Version 0 is the one that lasts.
-  void reserve_versions(std::size_t versions) {
+  [[gnu::cold]] void reserve_versions(std::size_t versions) {
     while (blocks_.values.size() < versions) {
       ParameterBlock version;
       version.make(memory(), values().size());
@@ -317,7 +317,7 @@ class LayerMemory : public LayerShape {
     }
   }
 
-  void make_views() {
+  [[gnu::cold]] void make_views() {
     views_.clear();
     for (ParameterBlock const& version : blocks_.values) add_views(version);
   }

@@ -52,6 +52,7 @@ class Programs {
         positions_(positions),
         shards_(shards),
         sums_by_library_(sums_by_library) {}
+  [[gnu::cold]] [[gnu::noinline]] ~Programs() = default;
 
   /// @param groups  gradient groups that are added up while backward runs; null: none
   /// @throws Error  bad_configuration for no microbatches, or a number that the schedule does not

@@ -39,7 +39,8 @@ class MachineSession : public Session {
   void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
   void record(bool on) noexcept override { machine_.options().record = on; }
 
-  std::shared_ptr<Program const> program(std::size_t microbatches, bool training) override {
+  [[gnu::cold]] std::shared_ptr<Program const> program(std::size_t microbatches,
+                                                       bool training) override {
     return programs_.find(microbatches, training,
                           sums_while_running_ ? machine_.groups() : nullptr);
   }
@@ -195,15 +196,18 @@ template <class Device> class SessionOn final : public MachineSession {
  public:
   /// @param places  for ranks
   /// @param spare   further places, for adding up gradients
-  SessionOn(Device const& device, List<Layer> layers, Setup const& setup, int positions,
-            std::vector<int> place, int places, int spare)
+  [[gnu::cold]] [[gnu::noinline]] SessionOn(Device const& device, List<Layer> layers,
+                                            Setup const& setup, int positions,
+                                            std::vector<int> place, int places, int spare)
       : MachineSession(std::move(layers), setup, traits, memory_of(device), positions,
                        std::move(place), places, spare),
         backend_(device, machine_, places + spare) {}
 
   SessionOn(SessionOn const&) = delete;
   SessionOn& operator=(SessionOn const&) = delete;
-  ~SessionOn() { machine_.set_exchange(nullptr); }  // it calls the back end
+  [[gnu::cold]] [[gnu::noinline]] ~SessionOn() {
+    machine_.set_exchange(nullptr);
+  }  // it calls the back end
 
   [[nodiscard]] B& backend() noexcept { return backend_; }
   void settle_parameters() override {
@@ -313,7 +317,7 @@ template <class Device> class SessionOn final : public MachineSession {
     }
   }
 
-  bool start(std::coroutine_handle<> then) override {
+  [[gnu::cold]] bool start(std::coroutine_handle<> then) override {
     try {
       return backend_.start(then);
     } catch (...) {

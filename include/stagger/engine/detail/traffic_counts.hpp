@@ -108,7 +108,7 @@ class TrafficCounts {
     if (!under_way) measure();
   }
   /// Counts the bytes of values in the slots. No step may be in flight, as for `total`.
-  void measure() {
+  [[gnu::cold]] void measure() {
     for (; unmeasured_ != 0; --unmeasured_) {
       for (Values const& of : values_)
         total_.add(of.rank, of.kind, {of.messages, of.messages * of.type->payload(of.value)});
@@ -176,8 +176,8 @@ class TrafficCounts {
     total_.add(maker.rank, Grouped::kind(grouped_, maker, taker, forward), {1, taken});
   }
   /// Counts a value that has just been made for the neighbouring stage.
-  void give(Instruction const& in, bool forward, SlotType const& type, Places const& places,
-            std::size_t slot) {
+  [[gnu::cold]] void give(Instruction const& in, bool forward, SlotType const& type,
+                          Places const& places, std::size_t slot) {
     auto const& cells = program_->cells;
     Cell const& cell = cells[in.cell];
     TrafficKind const kind = forward ? TrafficKind::activations : TrafficKind::gradients;

@@ -168,7 +168,7 @@ class ThreadsBackend : detail::Spinning {
 
   /// @param places  threads that get a rank, 1 <= places <= device.count
   template <class Device>
-  ThreadsBackend(Device const&, stagger::detail::Machine& machine, int places)
+  [[gnu::cold]] ThreadsBackend(Device const&, stagger::detail::Machine& machine, int places)
       : machine_(machine), workers_(places) {
     machine.outside({this,
                      [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
@@ -183,7 +183,7 @@ class ThreadsBackend : detail::Spinning {
 
   /// Joins the threads, which are idle: `Trainer` never destroys a back end in the middle of a
   /// step.
-  ~ThreadsBackend() {
+  [[gnu::cold]] ~ThreadsBackend() {
     quit_.store(true);
     announce_round();
     for (auto& worker : workers_)
@@ -233,7 +233,7 @@ class ThreadsBackend : detail::Spinning {
   }
 
   /// Ends the step with an error; ranks stop before their next action.
-  void fail(std::exception_ptr failure) noexcept {
+  [[gnu::cold]] void fail(std::exception_ptr failure) noexcept {
     if (!machine_.fail(std::move(failure))) return;
     stop_.store(true);
     for (auto& worker : workers_) worker.wake();
@@ -377,7 +377,7 @@ class ThreadsBackend : detail::Spinning {
     return any;
   }
 
-  [[nodiscard]] std::exception_ptr stalled() const noexcept {
+  [[nodiscard]] [[gnu::cold]] std::exception_ptr stalled() const noexcept {
     try {
       List<std::uint32_t> given;
       for (std::size_t s = 0; s < signal_count_; ++s)

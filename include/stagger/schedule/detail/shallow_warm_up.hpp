@@ -45,13 +45,13 @@ class ShallowWarmUp {
   [[nodiscard]] constexpr int most(int rank) const noexcept { return std::min(limit_, P_ - rank); }
 
   /// How many counts from 1 to the limit never rise; stops counting beyond 10^6.
-  [[nodiscard]] constexpr long long number_of_counts() const {
+  [[nodiscard]] [[gnu::cold]] constexpr long long number_of_counts() const {
     long long number = 1;
     for (int i = 1; i < limit_ && number <= 1000000; ++i) number = number * (P_ + i) / i;
     return number;
   }
 
-  constexpr void try_all() {
+  [[gnu::cold]] constexpr void try_all() {
     Counts counts(P_, 1);
     for (;;) {
       bool fits = true;
@@ -66,7 +66,7 @@ class ShallowWarmUp {
     }
   }
 
-  constexpr void try_neighbours() {
+  [[gnu::cold]] constexpr void try_neighbours() {
     // First by time alone: among equal times, the smaller counts may be a dead end of the search.
     for (bool const fewer : {false, true}) {
       for (bool better = true; better;) {
@@ -85,7 +85,7 @@ class ShallowWarmUp {
     }
   }
 
-  constexpr bool consider(Counts const& counts, bool fewer) {
+  [[gnu::cold]] constexpr bool consider(Counts const& counts, bool fewer) {
     auto const sum = [](Counts const& all) {
       long long total = 0;
       for (int const k : all) total += k;
