@@ -196,18 +196,15 @@ template <class Device> class SessionOn final : public MachineSession {
  public:
   /// @param places  for ranks
   /// @param spare   further places, for adding up gradients
-  [[gnu::cold]] [[gnu::noinline]] SessionOn(Device const& device, List<Layer> layers,
-                                            Setup const& setup, int positions,
-                                            std::vector<int> place, int places, int spare)
+  [[gnu::cold]] SessionOn(Device const& device, List<Layer> layers, Setup const& setup,
+                          int positions, std::vector<int> place, int places, int spare)
       : MachineSession(std::move(layers), setup, traits, memory_of(device), positions,
                        std::move(place), places, spare),
         backend_(device, machine_, places + spare) {}
 
   SessionOn(SessionOn const&) = delete;
   SessionOn& operator=(SessionOn const&) = delete;
-  [[gnu::cold]] [[gnu::noinline]] ~SessionOn() {
-    machine_.set_exchange(nullptr);
-  }  // it calls the back end
+  [[gnu::cold]] ~SessionOn() { machine_.set_exchange(nullptr); }  // it calls the back end
 
   [[nodiscard]] B& backend() noexcept { return backend_; }
   void settle_parameters() override {
@@ -432,10 +429,8 @@ template <class Device> class SessionOn final : public MachineSession {
 
   /// The memory in which the device keeps parameters.
   static ParameterMemory memory_of([[maybe_unused]] Device const& device) {
-    if constexpr (traits.parameter_memory)
-      return device.parameter_memory();
-    else
-      return {};
+    if constexpr (traits.parameter_memory) return device.parameter_memory();
+    return {};
   }
 
   B backend_;
