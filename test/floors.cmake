@@ -5,7 +5,8 @@
 #   1. An include never goes up a floor; folders of one floor never include each other in a circle, nor do files.
 #   2. Two policy folders never include each other; schedule lies below the other four.
 #   3. A third-party header is included only by the component that is looked up with it.
-#   4. No header of stagger::stagger includes a header that costs every user compile time.
+#   4. No header of stagger::stagger includes a header that costs every user compile time, and none that stagger.hpp
+#      includes has all of <algorithm> or <chrono>.
 #   5. Each source file has an SPDX line; no header is longer than 500 lines.
 #   6. Each header includes core/requirements.hpp, by itself or through another; one that includes <coroutine>, which
 #      is an error without -std=c++20, does so first.
@@ -37,7 +38,7 @@ set(most_lines 4000)
 set(longest 250)
 set(most_casts 150)
 set(dear iostream functional ranges format regex)
-set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/|^bits/chrono\\.h$")  # of the C library and libstdc++; no package brings them
+set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/|^bits/(chrono|stl_algo)\\.h$")  # of the C library and libstdc++; no package brings them
 
 cmake_path(ABSOLUTE_PATH ROOT)
 include(${ROOT}/cmake/stagger-components.cmake)
@@ -116,6 +117,8 @@ foreach(header IN LISTS headers)
       if(NOT floor EQUAL ${top} AND NOT included STREQUAL "stagger/version.hpp")
         fault("${header} includes <${included}>: an umbrella lies above everything")
       endif()
+    elseif(included MATCHES "^(algorithm|chrono)$" AND NOT header STREQUAL "core/${included}.hpp")
+      list(APPEND with_${included} ${header})
     elseif(included IN_LIST dear)
       if(component STREQUAL "stagger")
         fault("${header} includes <${included}>, which costs every user compile time")
@@ -170,6 +173,27 @@ foreach(header IN LISTS headers)
         fault("${header}: ${class} has ${length} lines; a class has at most ${longest}: split it by what its parts know")
       endif()
       set(class "")
+    endif()
+  endforeach()
+endforeach()
+
+# What every user includes.
+set(reached stagger.hpp)
+set(new stagger.hpp)
+while(new)
+  set(further "")
+  foreach(header IN LISTS new)
+    list(APPEND further ${included_by_${header}})
+  endforeach()
+  list(REMOVE_DUPLICATES further)
+  list(REMOVE_ITEM further ${reached})
+  list(APPEND reached ${further})
+  set(new ${further})
+endwhile()
+foreach(name algorithm chrono)
+  foreach(header IN LISTS with_${name})
+    if(header IN_LIST reached)
+      fault("${header}, which stagger.hpp includes, includes <${name}>: include <stagger/core/${name}.hpp>, which costs less")
     endif()
   endforeach()
 endforeach()

@@ -4,7 +4,6 @@
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 ///         Synchronous SGD", INFOCOM 2019, equations 6 to 16.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include <stagger/collective/alpha_beta.hpp>
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 
 namespace stagger::collective {

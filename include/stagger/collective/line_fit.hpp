@@ -2,7 +2,6 @@
 #pragma once
 /// @file   A cost line from measured times.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include <stagger/collective/alpha_beta.hpp>
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 
 namespace stagger::collective {

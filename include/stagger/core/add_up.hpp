@@ -4,12 +4,12 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/copy_row.hpp>
 
 namespace stagger::detail {

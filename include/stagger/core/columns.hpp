@@ -2,12 +2,12 @@
 #pragma once
 /// @file   Values whose columns can be divided among the members of a group.
 
-#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
 
 #include <stagger/core/add_up.hpp>
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/copy_row.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/rows.hpp>

@@ -5,10 +5,11 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <utility>
+
+#include <stagger/core/algorithm.hpp>
 
 namespace stagger {
 

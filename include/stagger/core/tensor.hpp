@@ -2,7 +2,6 @@
 #pragma once
 /// @file   Tensors on the host: aligned memory that keeps its capacity.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/alignment.hpp>
 #include <stagger/core/error.hpp>
 

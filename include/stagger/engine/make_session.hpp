@@ -4,12 +4,12 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/not_a_backend.hpp>

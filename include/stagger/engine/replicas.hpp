@@ -2,11 +2,11 @@
 #pragma once
 /// @file   Replicated stages (data parallelism): how ranks exchange rows.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/grouping_decision.hpp>

@@ -2,9 +2,9 @@
 #pragma once
 /// @file   Rows of a value whose type is erased, and columns of them: ranges, and copies.
 
-#include <algorithm>
 #include <cstddef>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/slots.hpp>

@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The policies of a pipeline with their types erased, from which the engine is made.
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/policy_numbers.hpp>
 #include <stagger/core/shape.hpp>

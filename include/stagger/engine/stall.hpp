@@ -5,7 +5,6 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -13,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/chrono.hpp>
 
 namespace stagger::detail {

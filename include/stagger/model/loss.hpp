@@ -44,13 +44,13 @@
 /// A type without `Target` gets "stagger: not a LossPolicy: ...", one that does not fit the model
 /// "stagger: the loss does not accept the Output of the last stage: it needs ...".
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/math.hpp>
 #include <stagger/core/tensor.hpp>

@@ -2,7 +2,6 @@
 #pragma once
 /// @file   Parameters as the engine stores them: values, gradients, optimizer state.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include <stagger/core/add_up.hpp>
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/optimizer.hpp>

@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The parameters of a layer and their places in memory, without their values.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/alignment.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>

@@ -5,8 +5,9 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <algorithm>
 #include <cstdint>
+
+#include <stagger/core/algorithm.hpp>
 
 namespace stagger::detail {
 

@@ -2,12 +2,12 @@
 #pragma once
 /// @file   The check that every program passes before its first run.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/check_gradients.hpp>

@@ -3,10 +3,10 @@
 /// @file   The weights that each minibatch sees if workers exchange changes through a server, and
 ///         the slots of versions and changes.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/messages.hpp>

@@ -4,9 +4,9 @@
 ///         forward, again and again.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.
 
-#include <algorithm>
 #include <span>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/table.hpp>
 

@@ -3,12 +3,12 @@
 /// @file   The link between a parameter server and its workers: how long pushes and pulls that
 ///         share it take, in virtual time and in schedules for workers.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 

@@ -6,9 +6,9 @@
 ///         PipeDream-Flush, 2006.09503. With the default warm-up the compute order is that of
 ///         PyTorch, Megatron-LM and DeepSpeed.
 
-#include <algorithm>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/schedule/detail/shallow_warm_up.hpp>
 #include <stagger/schedule/early_backward.hpp>
 #include <stagger/schedule/legal.hpp>

@@ -2,12 +2,12 @@
 #pragma once
 /// @file   The grouping with which the iteration ends first.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include <stagger/collective/grouping/policy.hpp>
+#include <stagger/core/algorithm.hpp>
 
 namespace stagger::collective::grouping {
 

@@ -2,9 +2,9 @@
 #pragma once
 /// @file   The losses of a step's microbatches, their weights, and the metrics computed from them.
 
-#include <algorithm>
 #include <cstddef>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/step.hpp>

@@ -3,7 +3,6 @@
 /// @file   A model as the engine holds it, independent of any schedule: layers, parameters, the
 ///         optimizer, and the number of steps taken.
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>

@@ -2,11 +2,11 @@
 #pragma once
 /// @file   The programs of a pipeline, each laid out and checked when it is first asked for.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/shape.hpp>

@@ -2,11 +2,11 @@
 #pragma once
 /// @file   One rank: the addresses of its stages' values, and how it carries out one instruction.
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/layer.hpp>

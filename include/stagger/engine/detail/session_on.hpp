@@ -4,7 +4,6 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <coroutine>
 #include <cstddef>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/stop_token.hpp>

@@ -4,7 +4,6 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <coroutine>
 #include <cstddef>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/chrono.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>

@@ -3,10 +3,10 @@
 /// @file   The check of weight versions where stages update alone, or exchange parameters with a
 ///         server: which version is in which slot.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/check_state.hpp>

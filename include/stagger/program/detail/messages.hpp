@@ -2,12 +2,12 @@
 #pragma once
 /// @file   The slot of each message, fixed before anything runs.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/list.hpp>
 
 namespace stagger::detail {

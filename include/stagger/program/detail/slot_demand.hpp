@@ -2,10 +2,10 @@
 #pragma once
 /// @file   The number of slots that messages need if every F, I and W takes the same time.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>

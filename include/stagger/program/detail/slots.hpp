@@ -2,11 +2,11 @@
 #pragma once
 /// @file   The pass that gives every value a slot.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>

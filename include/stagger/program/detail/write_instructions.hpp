@@ -3,12 +3,12 @@
 /// @file   The pass that writes the instructions, with operands, signals, and only the waits that
 ///         are needed.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>

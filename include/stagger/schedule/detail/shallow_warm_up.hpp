@@ -3,9 +3,9 @@
 /// @file   The search for the warm-up of 1F1B under an in-flight limit of fewer microbatches than
 ///         there are ranks.
 
-#include <algorithm>
 #include <limits>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/grid.hpp>
 #include <stagger/core/shape.hpp>
 

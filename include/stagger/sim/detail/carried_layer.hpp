@@ -2,12 +2,12 @@
 #pragma once
 /// @file   One layer of a worker whose pushes and answers take virtual time.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/parameters/version_tag.hpp>

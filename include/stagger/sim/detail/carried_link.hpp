@@ -2,7 +2,6 @@
 #pragma once
 /// @file   A worker's link to its parameter server on which pushes and answers take virtual time.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_link.hpp>

@@ -2,13 +2,13 @@
 #pragma once
 /// @file   The event queue of a virtual clock, and the link to a parameter server in its time.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/schedule/links.hpp>
 

@@ -4,7 +4,6 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <algorithm>
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/program/describe.hpp>
 #include <stagger/sim/clock.hpp>
