@@ -272,7 +272,7 @@ class Machine : public StepStatus {
     if (record && crosses) rank.spans.push_back({action_of(in), start_s, clock(), false});
   }
 
-  void update(RankState& rank) {
+  [[gnu::cold]] void update(RankState& rank) {
     EndOfStep& end_of_step = run.end_of_step[rank.number];
     if (exchange_ == nullptr) {  // otherwise the first holders of stages push the sums
       if (model.shards ? failed() : !commit()) return;  // a sharded update can still be undone

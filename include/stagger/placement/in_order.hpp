@@ -13,7 +13,7 @@ namespace stagger::placement {
 struct InOrder {
   using policy_tag = PlacementTag;
 
-  [[nodiscard]] constexpr std::vector<int> place(int ranks, int places) const {
+  [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> place(int ranks, int places) const {
     std::vector<int> result;
     for (long long r = 0; r < ranks; ++r) {
       int const place = static_cast<int>(r * places / ranks);

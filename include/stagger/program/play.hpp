@@ -33,7 +33,7 @@ enum class PlayedWaits : std::uint8_t {
 /// @complexity linear in the number of instructions and waits
 class Player {
  public:
-  explicit Player(Program const& program, PlayedWaits waits = PlayedWaits::all)
+  [[gnu::cold]] explicit Player(Program const& program, PlayedWaits waits = PlayedWaits::all)
       : program_(program),
         places_(program.ranks.size()),
         given_(program.signals.size()),

@@ -57,8 +57,8 @@ class Programs {
   /// @param groups  gradient groups that are added up while backward runs; null: none
   /// @throws Error  bad_configuration for no microbatches, or a number that the schedule does not
   ///                allow; bad_schedule for a table that cannot be run
-  [[nodiscard]] std::shared_ptr<Program const> find(std::size_t microbatches, bool training,
-                                                    List<GradientGroup> const* groups) {
+  [[nodiscard]] [[gnu::cold]] std::shared_ptr<Program const> find(
+      std::size_t microbatches, bool training, List<GradientGroup> const* groups) {
     require_microbatches(microbatches);
     if (training && staleness_ && options_.clip_norm)
       raise(

@@ -39,8 +39,7 @@ class MachineSession : public Session {
   void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
   void record(bool on) noexcept override { machine_.options().record = on; }
 
-  [[gnu::cold]] std::shared_ptr<Program const> program(std::size_t microbatches,
-                                                       bool training) override {
+  std::shared_ptr<Program const> program(std::size_t microbatches, bool training) override {
     return programs_.find(microbatches, training,
                           sums_while_running_ ? machine_.groups() : nullptr);
   }

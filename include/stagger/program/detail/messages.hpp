@@ -20,8 +20,9 @@ using Positions = List<std::uint32_t>;
 
 /// Largest number of microbatches whose value lives at once: written at `from`, last read at `to`,
 /// in one row.
-[[nodiscard]] inline std::uint32_t most_alive(Positions const& from, Positions const& to,
-                                              std::size_t row_length) {
+[[nodiscard]] [[gnu::cold]] inline std::uint32_t most_alive(Positions const& from,
+                                                            Positions const& to,
+                                                            std::size_t row_length) {
   List<std::int32_t> change(row_length + 1);
   for (std::size_t m = 0; m < from.size(); ++m) {
     if (from[m] == nowhere) continue;

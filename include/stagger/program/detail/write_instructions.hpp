@@ -134,7 +134,7 @@ class InstructionWriter {
 
   /// Waits for the message of a unit. It may still be in transit when its sender is known to have
   /// gone on, so only the wait for a later message over the same edge implies it.
-  void await_message(RankProgram& rank, Instruction& in, DirectedEdge const& e) {
+  [[gnu::cold]] void await_message(RankProgram& rank, Instruction& in, DirectedEdge const& e) {
     auto& known = known_[flow_.cells[e.sender].rank];
     known = std::max(known, 2 * flow_.made(e)[in.microbatch] + 2);
     std::uint32_t const number = plan_.of(e).number[in.microbatch];
@@ -145,7 +145,7 @@ class InstructionWriter {
 
   /// Waits until the receivers of the instruction's result have freed its slot. Receivers that
   /// gather rows do so before their action.
-  void await_slots(RankProgram& rank, Instruction& in, bool forward, bool by_rows) {
+  [[gnu::cold]] void await_slots(RankProgram& rank, Instruction& in, bool forward, bool by_rows) {
     for (DirectedEdge const& e : flow_.sent[in.cell]) {
       if (e.forward != forward || e.by_rows != by_rows || !flow_.crosses(e)) continue;
       Messages const& messages = plan_.of(e);
