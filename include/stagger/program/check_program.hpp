@@ -33,41 +33,39 @@ namespace detail {
     for (std::size_t i = 0; i < rank.code.size(); ++i) {
       Instruction const& in = rank.code[i];
       state.at(self, i);
-      if (in.signal_count > in.signal.size()) state.refuse({"gives too many signals"});
+      if (in.signal_count > in.signal.size()) state.refuse("gives too many signals");
       for (unsigned g = 0; g < in.signal_count; ++g)
         if (in.signal[g] >= program.signals.size() || program.signals[in.signal[g]].sender != self)
-          state.refuse({"gives signal ", in.signal[g], ", which is not its own"});
+          state.refuse("gives signal ", in.signal[g], ", which is not its own");
       state.count_gives(in);
       waits += in.waits;
-      if (waits > rank.waits.size()) state.refuse({"has more waits than there are"});
+      if (waits > rank.waits.size()) state.refuse("has more waits than there are");
       for (std::size_t w = waits - in.waits; w < waits; ++w) {
         Wait const wait = rank.waits[w];
-        if (wait.count == 0)
-          state.refuse({"waits for signal ", wait.signal, " to be given 0 times"});
+        if (wait.count == 0) state.refuse("waits for signal ", wait.signal, " to be given 0 times");
         if (wait.signal >= program.signals.size())
-          state.refuse({"waits for signal ", wait.signal, ", which does not exist"});
+          state.refuse("waits for signal ", wait.signal, ", which does not exist");
         int const receiver = program.signals[wait.signal].receiver;
         if (receiver != SignalEnds::everyone && receiver != self)
-          state.refuse({"waits for signal ", wait.signal, ", which is another's"});
+          state.refuse("waits for signal ", wait.signal, ", which is another's");
       }
       if (ends_step(in.op)) continue;
       if (in.cell >= program.cells.size() || program.cells[in.cell].rank != own ||
           program.cells[in.cell].stage != in.stage)
         state.refuse(
             {"works on cell ", in.cell, " of stage ", in.stage, ", which it does not hold"});
-      if (adds_up(in.op) != (rank.reducer_for >= 0))
-        state.refuse({"is of the wrong kind for that"});
+      if (adds_up(in.op) != (rank.reducer_for >= 0)) state.refuse("is of the wrong kind for that");
       if (in.microbatch >= state.units && !exchanges(in.op))
-        state.refuse({"works on microbatch ", in.microbatch, " of ", state.units});
+        state.refuse("works on microbatch ", in.microbatch, " of ", state.units);
       if (has_group(in.op) &&
           (in.group >= program.groups.size() || program.groups[in.group].stage != in.stage))
-        state.refuse({"works on gradient group ", in.group, ", which its stage does not have"});
+        state.refuse("works on gradient group ", in.group, ", which its stage does not have");
       gradients.expect(in);
     }
     state.at(self, rank.code.size());
     if (waits != rank.waits.size())
-      state.refuse(
-          {"has ", rank.waits.size(), " waits, of which ", waits, " belong to instructions"});
+      state.refuse("has ", rank.waits.size(), " waits, of which ", waits,
+                   " belong to instructions");
   }
   state.place_gives();
 }
@@ -103,8 +101,8 @@ class ProgramCheck {
     }
     for (Blocked const& stuck : player.blocked()) {
       state_.at(stuck.rank, stuck.instruction);
-      state_.refuse({"waits for ever for signal ", stuck.wait.signal, " to be given ",
-                     stuck.wait.count, " times"});
+      state_.refuse("waits for ever for signal ", stuck.wait.signal, " to be given ",
+                    stuck.wait.count, " times");
     }
     require_all();
   }
@@ -136,11 +134,11 @@ class ProgramCheck {
       ranks_[state_.rank].target = in.microbatch;
     } else if (exchanges(in.op)) {
       if (program_.flushes && in.reaches_server() && !gradients_.has_updated(state_.rank))
-        state_.refuse({"exchanges parameters before the step's end"});
+        state_.refuse("exchanges parameters before the step's end");
       pushes(in.op) ? versions_->push(in) : versions_->pull(in);
     } else if (ends_step(in.op)) {
       if (!program_.training || !program_.flushes || program_.ranks[state_.rank].reducer_for >= 0)
-        state_.refuse({"has no such end"});
+        state_.refuse("has no such end");
       gradients_.end_step(in.op);
     } else if (updates(in.op)) {
       versions_->apply(in, gradients_.ended(in.cell));
@@ -150,7 +148,7 @@ class ProgramCheck {
   }
 
   [[gnu::cold]] void begin_action(Instruction const& in) {
-    if (gradients_.has_ended(state_.rank)) state_.refuse({"computes after its last gradient"});
+    if (gradients_.has_ended(state_.rank)) state_.refuse("computes after its last gradient");
     slots_.read_input(in);
     versions_->read(in);
   }
@@ -161,7 +159,7 @@ class ProgramCheck {
     if (!again) take_action(in);
     begin_action(in);
     if (done != (again ? forward_done : 0))
-      state_.refuse({again ? "runs again what has not run, or needs no more" : "runs twice"});
+      state_.refuse(again ? "runs again what has not run, or needs no more" : "runs twice");
     done = forward_done;
     slots_.keep(in);
     if (!again) slots_.write_output(in);
@@ -175,8 +173,7 @@ class ProgramCheck {
     begin_action(in);
     slots_.read_kept(in);
     if (gives_input_gradient(in.op)) {
-      if (done != forward_done && !later_part)
-        state_.refuse({"runs before its F, or a second time"});
+      if (done != forward_done && !later_part) state_.refuse("runs before its F, or a second time");
       done |= gradient_done;
       require_target(in);
       slots_.write_gradients(in, gradients_.is_last_part(in));
@@ -184,7 +181,7 @@ class ProgramCheck {
     slots_.read_gradients(in);
     if (!gives_weight_gradient(in.op)) return;
     if (done != (forward_done | gradient_done) && !later_part)
-      state_.refuse({"runs before its I, or twice"});
+      state_.refuse("runs before its I, or twice");
     done |= all_done;
     gradients_.add(in);
     versions_->add(in);
@@ -193,7 +190,7 @@ class ProgramCheck {
 
   void require_target(Instruction const& in) const {
     if (program_.cells[in.cell].gathers_target && ranks_[state_.rank].target != in.microbatch)
-      state_.refuse({"has not gathered its rows of the target"});
+      state_.refuse("has not gathered its rows of the target");
   }
 
   /// The next action of the rank's row; null at its end.
@@ -204,12 +201,12 @@ class ProgramCheck {
   }
   [[gnu::cold]] void take_action(Instruction const& in) {
     schedule::Action const* const action = next_action();
-    if (action == nullptr) state_.refuse({"does more than the table says"});
+    if (action == nullptr) state_.refuse("does more than the table says");
     int const unit = action->microbatch * table_.slices + action->slice;
     if (action->kind != kind_of(in.op) || action->stage != in.stage ||
         unit != static_cast<int>(in.microbatch))
-      state_.refuse({"comes to what is not next in the table, which is ", action->stage,
-                     schedule::name(action->kind), unit});
+      state_.refuse("comes to what is not next in the table, which is ", action->stage,
+                    schedule::name(action->kind), unit);
     auto& left = ranks_[state_.rank].left;
     left = left.subspan(1);
   }
@@ -223,12 +220,12 @@ class ProgramCheck {
     }
     for (int r = 0; r < program_.computing; ++r) {
       state_.at(r, program_.ranks[r].code.size());
-      if (next_action() != nullptr) state_.refuse({"ends before all that the table says is done"});
+      if (next_action() != nullptr) state_.refuse("ends before all that the table says is done");
       if (program_.training && program_.flushes && !gradients_.has_updated(r))
-        state_.refuse({"never updates its weights"});
+        state_.refuse("never updates its weights");
     }
     if (stages != program_.stages)
-      state_.refuse({"ends, when ", stages, " stages of ", program_.stages, " were done"});
+      state_.refuse("ends, when ", stages, " stages of ", program_.stages, " were done");
     state_.require_all_awaited();
   }
 
@@ -247,13 +244,13 @@ class ProgramCheck {
       for (std::size_t c = first; c < end; ++c) {
         std::uint8_t const done = done_[c * state_.units + u];
         if (done != 0 && done != all)
-          state_.refuse(
-              {"leaves microbatch ", u, " of stage ", program_.cells[c].stage, " half done"});
+          state_.refuse("leaves microbatch ", u, " of stage ", program_.cells[c].stage,
+                        " half done");
         if (done != 0 && program_.cells[c].replica == 0) ++times;
       }
       if (times != 1)
-        state_.refuse({"ends, when stage ", program_.cells[first].stage, " was done ", times,
-                       " times for microbatch ", u});
+        state_.refuse("ends, when stage ", program_.cells[first].stage, " was done ", times,
+                      " times for microbatch ", u);
     }
   }
 

@@ -54,7 +54,7 @@ class GradientCheck {
   void add(Instruction const& in) {
     Holder& own = cells_[in.cell];
     if (own.parts != 0 && !computes_part(in.op))
-      state_.refuse({"adds to gradients that were announced"});
+      state_.refuse("adds to gradients that were announced");
     ++own.ended;
     own.last_end = state_.now();
   }
@@ -66,10 +66,10 @@ class GradientCheck {
     if (last != nullptr &&
         (in.op != last->op || in.microbatch != last->microbatch || in.kept != last->kept ||
          in.dy != last->dy || in.dx != last->dx || in.inner != last->inner || in.x != last->x))
-      state_.refuse({"does not go on with the part before it"});
+      state_.refuse("does not go on with the part before it");
     own.part = &in;
     if (own.parts == own.groups || in.group != own.group + own.parts)
-      state_.refuse({"computes gradient group ", in.group, " instead of ", own.group + own.parts});
+      state_.refuse("computes gradient group ", in.group, " instead of ", own.group + own.parts);
     parts_at_[in.cell * state_.program.groups.size() + in.group] = state_.now();
     ++own.parts;
   }
@@ -79,22 +79,22 @@ class GradientCheck {
     Instruction const& in = *state_.in;
     int const c = ends.gradients >= 0 ? ends.gradients : ends.sums;
     if (in.cell != c || number >= cells_[c].groups || in.group != cells_[c].group + number)
-      state_.refuse({"announces the wrong gradients"});
+      state_.refuse("announces the wrong gradients");
   }
 
   [[gnu::cold]] void reduce(Instruction const& in) {
     Holder& own = cells_[in.cell];
     if (!state_.program.training || in.group != own.group + own.reduced)
-      state_.refuse({"adds up another gradient group than the next"});
+      state_.refuse("adds up another gradient group than the next");
     if (in.part() != in.cell - own.first || in.parts() != own.end - own.first)
-      state_.refuse({"adds up part ", in.part(), " of ", in.parts(), ", which is not its own"});
+      state_.refuse("adds up part ", in.part(), " of ", in.parts(), ", which is not its own");
     for (std::size_t d = own.first; d < own.end; ++d) {
       if (options_.sums_by_library && d != in.cell) continue;
       Holder const& other = cells_[d];
       std::uint32_t ready = other.ended == other.to_end ? other.last_end : nothing;
       if (own.groups > 1) ready = parts_at_[d * state_.program.groups.size() + in.group];
       if ((ready == 0 && other.to_end != 0) || !state_.knows(rank_of(d), ready))
-        state_.refuse({"adds up gradients that rank ", rank_of(d), " may not have yet"});
+        state_.refuse("adds up gradients that rank ", rank_of(d), " may not have yet");
     }
     ++own.reduced;
     own.reduced_at = state_.now();
@@ -104,18 +104,18 @@ class GradientCheck {
   [[gnu::cold]] void end_step(Op op) {
     RankEnd& own = ranks_[state_.rank];
     if (updates(op)) {
-      if (own.updated != 0) state_.refuse({"updates twice"});
+      if (own.updated != 0) state_.refuse("updates twice");
       own.updated = state_.now();
       for (int r = 0; r < state_.program.computing; ++r)
         if (!knows_end(r, ranks_[r].finished))
-          state_.refuse({"updates before it knows that rank ", r, " has finished"});
+          state_.refuse("updates before it knows that rank ", r, " has finished");
     } else if (adds_up(op)) {
-      if (own.finished != 0) state_.refuse({"finishes twice"});
+      if (own.finished != 0) state_.refuse("finishes twice");
       own.finished = state_.now();
       for (std::size_t c = 0; c < cells_.size(); ++c)
         if (rank_of(c) == state_.rank && cells_[c].end - cells_[c].first > 1) require_sums(c);
     } else {
-      if (has_ended(state_.rank)) state_.refuse({"hands in twice, or too late"});
+      if (has_ended(state_.rank)) state_.refuse("hands in twice, or too late");
       own.handed_in = state_.now();
     }
   }
@@ -155,15 +155,15 @@ class GradientCheck {
       Holder const& other = cells_[d];
       if (own.groups != 0 &&
           (other.reduced != own.groups || !state_.knows(other.reducer, other.reduced_at)))
-        state_.refuse({"finishes before all gradients of stage ", state_.program.cells[c].stage,
-                       " are added up"});
+        state_.refuse("finishes before all gradients of stage ", state_.program.cells[c].stage,
+                      " are added up");
       if (own.groups == 0 && c == own.first && d != c &&
           !knows_end(rank_of(d), ranks_[rank_of(d)].handed_in))
-        state_.refuse({"finishes before rank ", rank_of(d), " has handed in its gradients"});
+        state_.refuse("finishes before rank ", rank_of(d), " has handed in its gradients");
     }
     if (options_.chain_squares && own.groups != 0 && c != own.first &&
         !knows_end(rank_of(c - 1), ranks_[rank_of(c - 1)].finished))
-      state_.refuse({"finishes before the squares of rank ", rank_of(c - 1), " are there"});
+      state_.refuse("finishes before the squares of rank ", rank_of(c - 1), " are there");
   }
 
   CheckState const& state_;

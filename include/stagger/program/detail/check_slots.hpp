@@ -109,8 +109,8 @@ class SlotCheck {
     else if (!forward)
       maker = static_cast<std::size_t>(cells[edge].after);
     if (state_.in->cell != maker || state_.given(signal) != made_[2 * maker + (forward ? 1 : 0)])
-      state_.refuse({"announces a value to rank ", state_.program.signals[signal].receiver,
-                     " that it has not just made, or announces it twice"});
+      state_.refuse("announces a value to rank ", state_.program.signals[signal].receiver,
+                    " that it has not just made, or announces it twice");
   }
 
  private:
@@ -145,15 +145,15 @@ class SlotCheck {
   [[nodiscard]] Slot& slot_at(Space space, int c, std::size_t number) {
     std::uint32_t const* const first = &first_slot_[spaces * c + space];
     if (number >= first[1] - first[0]) [[unlikely]]
-      state_.refuse({"uses slot ", number, " of ", name_of(space), ", of which cell ", c, " has ",
-                     first[1] - first[0]});
+      state_.refuse("uses slot ", number, " of ", name_of(space), ", of which cell ", c, " has ",
+                    first[1] - first[0]);
     return slots_[first[0] + number];
   }
 
   void require_value(Slot const& slot, Space space, std::size_t number) const {
     if (slot.unit != state_.in->microbatch) [[unlikely]]
-      state_.refuse(
-          {"reads slot ", number, " of ", name_of(space), ", which then does not hold its value"});
+      state_.refuse("reads slot ", number, " of ", name_of(space),
+                    ", which then does not hold its value");
   }
   Slot const& read(Space space, int c, std::size_t number) {
     Slot& slot = slot_at(space, c, number);
@@ -164,8 +164,8 @@ class SlotCheck {
   /// Requires that the rank has waited for the message with the value in a slot.
   void require_message(Slot const& slot, std::integral auto edge, EdgeSignal full) const {
     if (state_.awaited(signal_of(edge, full)) <= slot.number) [[unlikely]]
-      state_.refuse({"does not wait for the message of ",
-                     full == EdgeSignal::forward_full ? "its input" : "its gradient"});
+      state_.refuse("does not wait for the message of ",
+                    full == EdgeSignal::forward_full ? "its input" : "its gradient");
   }
 
   /// @param reader  the rank that read what lay there
@@ -173,8 +173,8 @@ class SlotCheck {
                             std::uint32_t message = 0) {
     Slot& slot = slot_at(space, c, number);
     if (slot.unit != nothing && !state_.knows(reader, slot.read)) [[unlikely]]
-      state_.refuse({"overwrites slot ", number, " of ", name_of(space), " of cell ", c,
-                     " while microbatch ", slot.unit, " may be read there"});
+      state_.refuse("overwrites slot ", number, " of ", name_of(space), " of cell ", c,
+                    " while microbatch ", slot.unit, " may be read there");
     slot = {state_.in->microbatch, message, 0};
     return slot;
   }
@@ -190,7 +190,7 @@ class SlotCheck {
     EdgeSignal const full = forward ? EdgeSignal::forward_full : EdgeSignal::backward_full;
     auto const require_given = [&](std::integral auto edge) {
       if (state_.given(signal_of(edge, full)) != number) [[unlikely]]
-        state_.refuse({"makes the next value before the last one is announced"});
+        state_.refuse("makes the next value before the last one is announced");
     };
     int const next = forward ? cell(c).after : cell(c).before;
     if (crosses(next)) require_given(forward ? c : next);
@@ -210,14 +210,14 @@ class SlotCheck {
     for (std::size_t const k : row_edges_of(c, forward)) {
       RowEdge const& edge = state_.program.row_edges[k];
       if (!state_.knows(cell(forward ? edge.to : edge.from).rank, taken_at(k, forward, number)))
-        state_.refuse({"overwrites slot ", number, " of ", name_of(space), " of cell ", c,
-                       " while rows of it may be taken"});
+        state_.refuse("overwrites slot ", number, " of ", name_of(space), " of cell ", c,
+                      " while rows of it may be taken");
     }
     write(space, c, number, state_.rank, count_message(c, forward, whole));
   }
   [[gnu::cold]] void read_rows(int c, std::size_t number, bool forward) {
     if (row_edges_.size() == 0 || row_edges_[c].taken[forward ? 1 : 0].empty())
-      state_.refuse({"has nobody to take rows from"});
+      state_.refuse("has nobody to take rows from");
     auto const& edges = row_edges_[c].taken[forward ? 1 : 0];
     for (std::size_t const k : edges) {
       RowEdge const& edge = state_.program.row_edges[k];

@@ -3,10 +3,11 @@
 /// @file   The state of the check: the current instruction, and what its rank knows about the
 ///         progress of others.
 
+#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
+#include <string>
 
 #include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
@@ -47,14 +48,9 @@ class CheckState {
     in = index < code.size() ? &code[index] : nullptr;
   }
 
-  [[noreturn]] [[gnu::cold]] [[gnu::noinline]] void refuse(
-      std::initializer_list<Piece> what) const {
-    raise(Errc::bad_schedule, "the program does not do what its table says: at instruction ", index,
-          ", ", in == nullptr ? "the end" : describe(program, *in), ", ", name_of(program, rank),
-          " ", join(what),
-          "; if the schedule claims to be `proven`, check its tables with schedule::verify, if the "
-          "staleness model is yours, let its answers depend on its arguments alone; else please "
-          "report this");
+  /// Always inline, as `raise` is.
+  template <class... T> [[noreturn, gnu::always_inline]] void refuse(T const&... what) const {
+    refuse_passed(kinds_of<decltype(passed(what))...>(), passed(what)...);
   }
 
   /// How many instructions the rank has ended after the current one.
@@ -95,18 +91,31 @@ class CheckState {
     for (std::size_t s = 0; s < given_.size(); ++s) {
       if (given_[s] == awaited_[s] || program.signals[s].sender == SignalEnds::outside) continue;
       at(program.signals[s].sender, 0);
-      refuse({"gives signal ", s, " ", given_[s], " times in a step, of which ", awaited_[s],
-              " are awaited"});
+      refuse("gives signal ", s, " ", given_[s], " times in a step, of which ", awaited_[s],
+             " are awaited");
     }
   }
 
  private:
+  [[noreturn]] [[gnu::cold]] [[gnu::noinline]] void refuse_passed(std::uint64_t kinds, ...) const {
+    std::va_list pieces;
+    va_start(pieces, kinds);
+    std::string const what = join_passed(kinds, pieces);
+    va_end(pieces);
+    raise(Errc::bad_schedule, "the program does not do what its table says: at instruction ", index,
+          ", ", in == nullptr ? "the end" : describe(program, *in), ", ", name_of(program, rank),
+          " ", what,
+          "; if the schedule claims to be `proven`, check its tables with schedule::verify, if the "
+          "staleness model is yours, let its answers depend on its arguments alone; else please "
+          "report this");
+  }
+
   /// Requires that the rank waits for a snapshot that one of its pulls takes: the worker asks only
   /// for these, so waiting for another one would never end.
   void require_own_snapshot(Wait wait) const {
     if (!exchanges(in->op) || wait.signal != program.outside_signal(in->cell) ||
         wait.count != program.answers_for(*in))
-      refuse({"waits for a snapshot of the server that it does not take"});
+      refuse("waits for a snapshot of the server that it does not take");
   }
 
   int ranks_;
@@ -127,20 +136,20 @@ class VersionCheck {
   virtual ~VersionCheck() = default;
 
   virtual void read(Instruction const& in) {
-    if (in.version != 0) state_.refuse({"reads another version of its weights than the only one"});
+    if (in.version != 0) state_.refuse("reads another version of its weights than the only one");
   }
   /// Checks a gradient that is added up for the next update.
   virtual void add(Instruction const&) const {}
   /// @param ended  microbatches whose gradients are there
   virtual void apply(Instruction const&, [[maybe_unused]] std::uint32_t ended) {
-    state_.refuse({"updates alone a stage that updates with the others"});
+    state_.refuse("updates alone a stage that updates with the others");
   }
   virtual void push(Instruction const&) { refuse_exchange(); }
   virtual void pull(Instruction const&) { refuse_exchange(); }
   /// Called after all instructions.
   virtual void require_last(std::size_t c) const {
     if (state_.program.cells[c].alone)
-      state_.refuse({"says of its weights that they are updated at another time than they are"});
+      state_.refuse("says of its weights that they are updated at another time than they are");
   }
 
  protected:
@@ -148,7 +157,7 @@ class VersionCheck {
 
  private:
   [[noreturn]] [[gnu::cold]] void refuse_exchange() const {
-    state_.refuse({"exchanges parameters in a run without a parameter server"});
+    state_.refuse("exchanges parameters in a run without a parameter server");
   }
 };
 

@@ -41,8 +41,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
   [[gnu::cold]] void read(Instruction const& in) override {
     if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
     if (!alone(in.cell)) {
-      if (in.version != 0)
-        state_.refuse({"reads another version of its weights than the only one"});
+      if (in.version != 0) state_.refuse("reads another version of its weights than the only one");
       return;
     }
     Weights& own = cells_[in.cell];
@@ -56,33 +55,33 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     }
     Held const held = slot_of(in, in.version);
     if (held.updates != wanted.updates)
-      state_.refuse({text("reads version ", held.updates,
-                          " of its weights, where the staleness model says ", wanted.updates)});
+      state_.refuse("reads version ", held.updates,
+                    " of its weights, where the staleness model says ", wanted.updates);
     if (held.rounds != wanted.rounds)
-      state_.refuse({text("reads weights with ", held.rounds,
-                          " pushes of every worker, where the "
-                          "staleness model needs ",
-                          wanted.rounds)});
+      state_.refuse("reads weights with ", held.rounds,
+                    " pushes of every worker, where the "
+                    "staleness model needs ",
+                    wanted.rounds);
   }
 
   void add(Instruction const& in) const override {
     if (alone(in.cell) && static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
-      state_.refuse({"adds to the gradients of another minibatch"});
+      state_.refuse("adds to the gradients of another minibatch");
   }
 
   [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) override {
-    if (!alone(in.cell)) state_.refuse({"updates alone a stage that updates with the others"});
+    if (!alone(in.cell)) state_.refuse("updates alone a stage that updates with the others");
     Weights& own = cells_[in.cell];
     auto const made = static_cast<std::uint32_t>(own.made);
     auto const per_update = static_cast<std::uint32_t>(per_update_);
     if (in.update() != made || ended != (made + 1) * per_update)
-      state_.refuse({text("makes update ", in.update(), " after ", own.made, " of them and ", ended,
-                          " microbatches")});
+      state_.refuse("makes update ", in.update(), " after ", own.made, " of them and ", ended,
+                    " microbatches");
     Held const from = slot_of(in, in.version);
     Held const seen = per_push_ != 0 ? own.wanted[made] : Held{.updates = own.made};
     if (from.updates != seen.updates || from.rounds != seen.rounds)
-      state_.refuse({per_push_ != 0 ? "takes the change from another version than its minibatch saw"
-                                    : "updates another version than the last"});
+      state_.refuse(per_push_ != 0 ? "takes the change from another version than its minibatch saw"
+                                   : "updates another version than the last");
     ++own.made;
     slot_of(in, in.next_version) =
         per_push_ != 0 ? Held{.change = own.made - 1} : Held{.updates = own.made};
@@ -93,18 +92,18 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     Weights& own = exchanged(in);
     int const last = std::min((own.pushes + 1) * per_push_, state_.program.updates);
     if (static_cast<int>(in.round()) != own.pushes || own.made != last)
-      state_.refuse({text("makes push ", in.round(), " after ", own.pushes, " of them and ",
-                          own.made, " changes")});
+      state_.refuse("makes push ", in.round(), " after ", own.pushes, " of them and ", own.made,
+                    " changes");
     ++own.pushes;
   }
 
   [[gnu::cold]] void pull(Instruction const& in) override {
     if (state_.program.flushes) {
       if (!in.snapshot() && (!state_.program.late || exchanged_[in.cell] != none_yet))
-        state_.refuse({"corrects weights that have been read in the step"});
+        state_.refuse("corrects weights that have been read in the step");
       if (!in.snapshot()) return;
       if (state_.awaited(state_.program.outside_signal(in.cell)) < state_.program.answers_for(in))
-        state_.refuse({"takes a snapshot that it has not waited for"});
+        state_.refuse("takes a snapshot that it has not waited for");
       return exchange_once(in);
     }
     Weights& own = exchanged(in);
@@ -112,39 +111,38 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     if (!in.snapshot()) {
       Held const from = slot_of(in, in.version);
       if (from.updates == none || to.change != from.updates)
-        state_.refuse(
-            {text("adds change ", to.change, " to version ", from.updates, " of its weights")});
+        state_.refuse("adds change ", to.change, " to version ", from.updates, " of its weights");
       to = {.updates = from.updates + 1, .rounds = from.rounds};
       return;
     }
     int const rounds = static_cast<int>(in.rounds());
     int const pushes = rounds + in.waves();
     if (pushes > own.pushes)
-      state_.refuse({text("wants own push ", pushes - 1, " after ", own.pushes, " of them")});
+      state_.refuse("wants own push ", pushes - 1, " after ", own.pushes, " of them");
     if (rounds > 0 || in.last_pull()) {
       auto const signal = state_.program.outside_signal(in.cell);
       if (state_.awaited(signal) < in.rounds() + (in.last_pull() ? 1 : 0))
-        state_.refuse({"takes a snapshot that it has not waited for"});
+        state_.refuse("takes a snapshot that it has not waited for");
     }
     to = {.updates = std::min(pushes * per_push_, state_.program.updates), .rounds = rounds};
   }
 
   [[gnu::cold]] void require_last(std::size_t c) const override {
     if (state_.program.cells[c].alone != (state_.program.flushes && alone(c)))
-      state_.refuse({"says of its weights that they are updated at another time than they are"});
+      state_.refuse("says of its weights that they are updated at another time than they are");
     bool const exchanges = state_.program.training && state_.program.exchanges() &&
                            is_first_holder(state_.program.cells, c);
     if (!exchanged_.empty() && (exchanges ? exchanged_[c] != pulled : exchanged_[c] >= pushed))
-      state_.refuse({"does not end with one push and one pull of each stage"});
+      state_.refuse("does not end with one push and one pull of each stage");
     if (!alone(c)) return;
     Weights const& own = cells_[c];
     int const updates =
         state_.program.flushes ? state_.program.microbatches : state_.program.updates;
-    if (own.made != updates) state_.refuse({text("makes ", own.made, " updates of ", updates)});
+    if (own.made != updates) state_.refuse("makes ", own.made, " updates of ", updates);
     if (per_push_ != 0 && own.pushes * per_push_ < own.made)
-      state_.refuse({text("pushes ", own.pushes, " times, which is not all of its changes")});
+      state_.refuse("pushes ", own.pushes, " times, which is not all of its changes");
     if (own.slots[0].updates != own.made || (per_push_ != 0 && own.slots[0].rounds != own.pushes))
-      state_.refuse({"leaves its weights in a slot that does not last"});
+      state_.refuse("leaves its weights in a slot that does not last");
   }
 
  private:
@@ -169,17 +167,17 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
   void exchange_once(Instruction const& in) {
     auto& done = exchanged_[in.cell];
     if (!state_.program.exchanges() || (pushes(in.op) ? done >= pushed : done != pushed))
-      state_.refuse({"exchanges parameters in the wrong order, or twice"});
+      state_.refuse("exchanges parameters in the wrong order, or twice");
     done = pushes(in.op) ? pushed : pulled;
   }
   [[nodiscard]] Weights& exchanged(Instruction const& in) {
     if (cells_.size() == 0 || per_push_ == 0)
-      state_.refuse({"exchanges changes in a run without a parameter server"});
+      state_.refuse("exchanges changes in a run without a parameter server");
     return cells_[in.cell];
   }
   [[nodiscard]] Held& slot_of(Instruction const& in, std::size_t slot) {
     if (slot >= cells_[in.cell].slots.size())
-      state_.refuse({text("uses version slot ", slot, ", which cell ", in.cell, " does not have")});
+      state_.refuse("uses version slot ", slot, ", which cell ", in.cell, " does not have");
     return cells_[in.cell].slots[slot];
   }
 
