@@ -15,7 +15,7 @@
 
 namespace stagger::sim {
 
-class VirtualClockBackend;
+template <class Machine> class VirtualClockBackend;
 
 /// Device policy: every rank has a device of its own whose actions take the time that `costs` says.
 ///
@@ -23,7 +23,7 @@ class VirtualClockBackend;
 /// seconds. The same seed gives the same times on every machine.
 struct VirtualClock {
   using policy_tag = DeviceTag;
-  using Backend = VirtualClockBackend;
+  using Backend = VirtualClockBackend<stagger::detail::Machine>;
   static constexpr DeviceTraits traits{.sums_while_running = true,
                                        .outside_signals = true,
                                        .shares_time = true,

@@ -23,15 +23,16 @@
 namespace stagger::sim {
 
 /// Executes programs by an event queue, which other back ends may share; its ranks are the targets
-/// of events.
-class VirtualClockBackend final : private detail::EventTarget {
+/// of events. A template, so that only programs with a virtual clock compile it.
+/// @tparam Machine  stagger::detail::Machine
+template <class Machine> class VirtualClockBackend final : private detail::EventTarget {
  public:
   static constexpr bool timed = true;
 
   /// @param device  a VirtualClock, whose header includes this one
   /// @throws Error  as ActionCosts
   template <class Device>
-  VirtualClockBackend(Device const& device, stagger::detail::Machine& machine, int)
+  VirtualClockBackend(Device const& device, Machine& machine, int)
       : costs_(device, machine),
         machine_(machine),
         shared_(device.clock.has_value()),
@@ -229,7 +230,7 @@ class VirtualClockBackend final : private detail::EventTarget {
   }
 
   detail::ActionCosts costs_;
-  stagger::detail::Machine& machine_;
+  Machine& machine_;
   bool shared_;
   std::shared_ptr<detail::SharedTime> time_;
   std::vector<State> state_;          // [ranks]
