@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -200,10 +199,7 @@ class ThreadsBackend : detail::Spinning {
       workers_[worker_of[r]].ranks.push_back({&ranks[r], State::runnable});
     signal_count_ = program.signals.size();
     inner_signals_ = signal_count_ - (program.exchanges() ? program.cells.size() : 0);
-    if (signal_count_ > signal_capacity_) {
-      signals_ = std::make_unique<Signal[]>(signal_count_);
-      signal_capacity_ = signal_count_;
-    }
+    if (signal_count_ > signals_.size()) signals_ = FixedArray<Signal>(signal_count_);
     auto const place = [&](int rank) { return worker_of[static_cast<std::size_t>(rank)]; };
     for (std::size_t s = 0; s < signal_count_; ++s) {
       auto const ends = program.signals[s];
@@ -396,11 +392,10 @@ class ThreadsBackend : detail::Spinning {
     return sum;
   }
 
-  std::unique_ptr<Signal[]> signals_;  // [signal_capacity_]
-  std::size_t signal_capacity_ = 0;    // the most signals of any program so far
-  std::size_t signal_count_ = 0;       // of the loaded program
-  std::size_t inner_signals_ = 0;      // those that ranks give
-  std::atomic<bool> stop_{false};      // the step has failed
+  FixedArray<Signal> signals_;     // as many as any program so far had
+  std::size_t signal_count_ = 0;   // of the loaded program
+  std::size_t inner_signals_ = 0;  // those that ranks give
+  std::atomic<bool> stop_{false};  // the step has failed
   stagger::detail::Machine& machine_;
   FixedArray<detail::Worker> workers_;  // [threads with ranks]
   std::chrono::steady_clock::time_point round_start_{};
