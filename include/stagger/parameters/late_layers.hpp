@@ -104,7 +104,8 @@ class LateChoice {
   virtual void begin() noexcept = 0;
   /// The importance of one layer. May be called by any thread.
   [[nodiscard]] virtual double score(ScoredLayer const& layer) const = 0;
-  /// Bytes that may be late in the next step. Called once for each step, in order.
+  /// Bytes that may be late in the next step; none if that is not positive. Called once for each
+  /// step, in order.
   [[nodiscard]] virtual double budget(EndedStep const& step) = 0;
   /// @param layers  in the order of rising scores
   virtual void select(std::span<LateCandidate> layers, double budget) const = 0;
@@ -256,7 +257,8 @@ class LateLayers {
 
   void choose() {
     int const silent = static_cast<int>(losses_.size() - count_losses());  // who have gone
-    double const budget = choice_->budget({ended_++, mean_loss(), model_bytes_, workers_ - silent});
+    double const budget =  // 0 in place of one that is negative, or NaN
+        std::max(0.0, choice_->budget({ended_++, mean_loss(), model_bytes_, workers_ - silent}));
     std::size_t c = 0;
     for (std::size_t l = 0; l < bytes_.size(); ++l) {
       if (bytes_[l] == 0) continue;
@@ -281,7 +283,7 @@ class LateLayers {
       late += static_cast<double>(bytes);
       bitmap_[l / 8] |= std::byte{1} << l % 8;
     }
-    if (!(late <= budget))  // a budget that is NaN allows nothing
+    if (late > budget)
       raise(Errc::bad_configuration, "the selection sends ", late,
             " bytes late, where the budget is ", budget,
             "; let it mark layers whose bytes together are at most that");

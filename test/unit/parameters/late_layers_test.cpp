@@ -31,6 +31,13 @@ template <int count> struct Halves {
   }
 };
 
+/// A budget that is no number of bytes.
+struct Wrong {
+  double value = 0;
+  template <class Step> double bytes(Step const&) const { return value; }
+  friend bool operator==(Wrong const&, Wrong const&) = default;
+};
+
 /// Marks everything, whatever the budget.
 struct Greedy {
   template <class Layer> void pick(std::span<Layer> layers, double) const {
@@ -159,6 +166,22 @@ TEST_CASE("parameters/LateLayers: refuses scores that are not finite, and more t
   greedy.add_score(1, 1);
   CHECK_THROWS_WITH(greedy.add_score(2, 1),
                     Catch::Matchers::Contains("sends 24 bytes late, where the budget is 12"));
+}
+
+TEMPLATE_TEST_CASE("parameters/LateLayers: nothing is late under a budget that is not positive",
+                   "[parameters]", osp::FirstFit, osp::StopAtMisfit, osp::SplitLayer) {
+  using Model =
+      sg::staleness::OverlappedSynchronous<osp::ParameterGradientProduct, TestType, Wrong>;
+  std::vector<std::uint64_t> const bytes(3, 32);
+  for (double const budget : {-1.0, -1e300, std::nan("")}) {
+    CAPTURE(budget);
+    Model const model{.budget = {budget}};
+    sg::List<std::uint64_t> sizes;
+    for (std::uint64_t const each : bytes) sizes.push_back(each);
+    LateLayers layers(std::make_unique<sg::detail::LateChoiceOf<Model>>(model), std::move(sizes), 1,
+                      1, true);
+    CHECK(late(layers, bytes, {1, 2, 3}) == std::vector<bool>(3, false));
+  }
 }
 
 TEST_CASE("parameters/LateLayers: of one layer the first elements may be late", "[parameters]") {

@@ -28,11 +28,12 @@ struct AnyStep {
 inline constexpr double most_late = 0.8;
 }  // namespace detail
 
-/// `bytes(step)`: how many bytes may be late in the step after one that has ended. Called at the
-/// server once for each step, in order, so that it may keep state, also while workers fail and begin
-/// again; if several servers keep the layers, it is called at each worker, and then starts over. A
-/// step has `step.step` (from 0), `step.loss` (the mean over workers), `step.model_bytes` and
-/// `step.workers`. An optional member `check()` throws an Error for numbers out of range.
+/// `bytes(step)`: how many bytes may be late in the step after one that has ended; none if that is
+/// not positive. Called at the server once for each step, in order, so that it may keep state, also
+/// while workers fail and begin again; if several servers keep the layers, it is called at each
+/// worker, and then starts over. A step has `step.step` (from 0), `step.loss` (the mean over
+/// workers), `step.model_bytes` and `step.workers`. An optional member `check()` throws an Error for
+/// numbers out of range.
 template <class B>
 concept Budget = std::copyable<B> && std::equality_comparable<B> &&
                  requires(B& budget, detail::AnyStep const& step) {
