@@ -109,8 +109,8 @@ class ParameterStore {
     if (!workers_.all_ended()) return;
     ++streams_;
     // A round counts if its urgent part was added, even if no worker has pushed its late part.
-    std::uint32_t const start = std::max(workers_.most_pushes(), snapshots_.rounds());
-    for (std::size_t n = 0; n < workers_.size(); ++n) begin_from(static_cast<int>(n), start);
+    start_ = std::max(workers_.most_pushes(), snapshots_.rounds());
+    for (std::size_t n = 0; n < workers_.size(); ++n) begin_from(static_cast<int>(n), start_);
     workers_.begin_turns();
     answer_all();
   }
@@ -258,7 +258,7 @@ class ParameterStore {
         std::memcpy(version(to), version(from), bytes());
       for (int n = 0; n < static_cast<int>(workers_.size()); ++n)
         if (!workers_[n].waiting.empty()) add_first_of(n, from, to, round);
-      values_.step(from, to, snapshots_.rounds() - 1 - workers_[0].start,
+      values_.step(from, to, snapshots_.rounds() - 1 - start_,
                    rest ? ByteRange{0, late_bytes_} : all());
     }
   }
@@ -286,6 +286,7 @@ class ParameterStore {
   Snapshots snapshots_{values_.parameters()};
   BlockPool blocks_;  // copies of pushes
   std::uint32_t streams_ = 0;
+  std::uint32_t start_ = 0;     // rounds when the streams began; of use only if layers may be late
   std::size_t late_bytes_ = 0;  // how many of the layer's first bytes are late
 };
 

@@ -576,4 +576,39 @@ TEST_CASE("parameters/ParameterStore: streams may end between the two parts of a
   }
 }
 
+TEST_CASE("parameters/ParameterStore: rounds are counted from when the workers began",
+          "[parameters]") {
+  struct Counted final : detail::AddedRounds {
+    void add(detail::ScoredLayer const& layer) noexcept override { steps.push_back(layer.step()); }
+    std::vector<std::int64_t> steps;
+  } counted;
+  LayerParameters like;
+  ParameterDeclaration d;
+  d.name.push_back('w');
+  d.size = 1;
+  d.initial.assign(sizeof(float), std::byte{0});
+  List<ParameterDeclaration> declarations;
+  declarations.push_back(std::move(d));
+  like.adopt(std::move(declarations), 0, optimizer::Sgd::states);
+  StoreRules rules{Pushes::gradients, Adds::in_worker_order, detail::optimizer_call<false>(plain)};
+  rules.weights.assign(2, 1.0);
+  rules.added = &counted;
+  ParameterStore store(like, rules, 2);
+  std::vector<std::byte> const gradient(store.bytes());
+  auto const round = [&](std::vector<int> const& workers) {
+    for (int const n : workers) store.push(n, gradient.data());
+  };
+  for (int n : {0, 1}) store.enter(n, 0), store.begin(n);
+  round({0, 1});
+  store.leave(0);
+  round({1});
+  store.come_back(0);
+  round({0, 1});
+  CHECK(counted.steps == std::vector<std::int64_t>{0, 1, 2});
+  store.give_up();
+  for (int n : {0, 1}) store.enter(n, 0), store.begin(n);
+  round({0, 1});
+  CHECK(counted.steps.back() == 0);
+}
+
 }  // namespace parameter_store_test
