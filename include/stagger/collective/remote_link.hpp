@@ -240,6 +240,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
         if (listener_ != nullptr) listener_->lost(stream_.lost());
         break;
       case waits:
+        if (message.stream != stream_.number()) return;  // it answers what an earlier stream asked
         answer_ = words_;
         failures_ = message.rounds;
         told_ = true;

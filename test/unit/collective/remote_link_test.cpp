@@ -95,6 +95,13 @@ struct Wire {
     while (connection.next(message, payload))
       under_way.emplace_back(message, std::vector<std::byte>(payload.begin(), payload.end()));
   }
+  /// Carries all, or only the first message of the server that is under way.
+  void carry_some() {
+    if (under_way.empty()) return carry_all();
+    auto const [message, payload] = under_way.front();
+    under_way.erase(under_way.begin());
+    deliver(*worker, message, payload);
+  }
   void carry_all() {
     for (auto const& [message, payload] : std::exchange(under_way, {}))
       deliver(*worker, message, payload);
@@ -146,7 +153,7 @@ struct Worker {
     [[nodiscard]] std::string name() const override { return "the test"; }
     void wait(std::unique_lock<std::mutex>& lock, std::condition_variable&, double) const override {
       lock.unlock();
-      of.wire->carry_all();
+      of.wire->carry_some();
       lock.lock();
     }
     Worker& of;
@@ -476,6 +483,22 @@ TEST_CASE("collective/RemoteLink: parts of a push that do not fit are refused", 
   refused([&](Worker& a, Worker&) {
     push(a, 8, all), a.link.push(0, a.bytes.data(), false), a.wire->carry_all();
   });
+}
+
+TEST_CASE("collective/RemoteLink: an answer that comes in a later stream is not taken for its own",
+          "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0);
+  Worker b(server, 1);
+  a.begin_and_read();
+  b.begin_and_read();
+  a.deadline_s = 0;
+  CHECK(a.link.waits_for() == "the parameter server at the test, which does not answer");
+  a.deadline_s = 60;
+  a.say();  // it answers now
+  b.wire->lose();
+  a.link.end(std::make_exception_ptr(sg::Error(sg::Errc::io, "out of ink")));
+  CHECK(a.link.begin_part(sg::detail::any_failures) == 1);
 }
 
 }  // namespace remote_link_test

@@ -43,7 +43,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   void say_waits_for(std::string words, std::uint32_t failures) noexcept {
     std::lock_guard const lock(mutex_);
     waits_for_ = std::move(words);
-    put({.kind = MessageKind::waits, .rounds = failures});
+    put({.kind = MessageKind::waits, .stream = stream_, .rounds = failures});
   }
   /// Drops the answers of the previous stream. Acknowledgements stay.
   void begin(std::uint32_t stream) noexcept {
