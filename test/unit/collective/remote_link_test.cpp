@@ -159,7 +159,8 @@ struct Worker {
     Worker& of;
   };
 
-  Worker(Server& to, int number, sg::staleness::Adds adds = sg::staleness::Adds::in_worker_order)
+  Worker(Server& to, int number, sg::staleness::Adds adds = sg::staleness::Adds::in_worker_order,
+         sg::staleness::Pushes of_late = sg::staleness::Pushes::gradients)
       : server(to), link(std::make_unique<Connector>(*this), number), model(1) {
     sg::detail::ParameterDeclaration d;
     d.name = "w";
@@ -175,7 +176,7 @@ struct Worker {
     rules.optimizer = sg::detail::optimizer_call<true>(sgd);
     rules.late = server.rules.late;
     rules.late_policy = server.rules.late_policy;
-    if (rules.late != nullptr) rules.pushes = sg::staleness::Pushes::gradients;
+    if (rules.late != nullptr) rules.pushes = of_late;
     link.join(model, rules, told);
   }
   Worker(Worker const&) = delete;
@@ -499,6 +500,19 @@ TEST_CASE("collective/RemoteLink: an answer that comes in a later stream is not 
   b.wire->lose();
   a.link.end(std::make_exception_ptr(sg::Error(sg::Errc::io, "out of ink")));
   CHECK(a.link.begin_part(sg::detail::any_failures) == 1);
+}
+
+TEST_CASE("collective/RemoteLink: refuses late layers of which no gradients are pushed in order",
+          "[collective]") {
+  using sg::staleness::Adds;
+  using sg::staleness::Pushes;
+  for (auto const& [pushes, adds] : {std::pair{Pushes::changes, Adds::in_worker_order},
+                                     {Pushes::gradients, Adds::on_arrival},
+                                     {Pushes::gradients, Adds::in_turn}}) {
+    Server server(OnFailure::fail_fast, true);
+    CHECK_THROWS_WITH(Worker(server, 0, adds, pushes),
+                      Catch::Matchers::Contains("cannot send layers late"));
+  }
 }
 
 }  // namespace remote_link_test

@@ -100,6 +100,10 @@ class JoiningWorker {
                       .shared = request_.shared,
                       .in_parts = request_.in_parts};
     if (!request_.late.empty()) {
+      if (rules.pushes != staleness::Pushes::gradients ||
+          rules.adds != staleness::Adds::in_worker_order)
+        raise(Errc::bad_data, "worker ", request_.worker, ", which pushes ", pushes_of(rules),
+              ", cannot send layers late; let both ends run one version of one program");
       require_same_fact(request_.worker, {"the staleness model", request_.late},
                         "those who started the server",
                         {"", server.late == nullptr ? "none that sends layers late"
