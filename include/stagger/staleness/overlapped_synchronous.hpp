@@ -134,48 +134,43 @@ template <class Prediction> struct Predicting {
   }
 };
 
-template <class I, class S, class B, class P>
-inline constexpr LateCalls late_calls{
-    [](void const* policy) -> std::unique_ptr<LateChoice> {
-      using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
-      return std::make_unique<LateChoiceOf<Policy>>(*static_cast<Policy const*>(policy));
-    },
-    [](void const* a, void const* b) {
-      using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
-      auto const& x = *static_cast<Policy const*>(a);
-      auto const& y = *static_cast<Policy const*>(b);
-      return x.importance == y.importance && x.selection == y.selection && x.budget == y.budget &&
-             x.prediction == y.prediction && x.normalisation == y.normalisation;
-    },
-    [](void const* policy) -> std::string {
-      using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
-      auto const& x = *static_cast<Policy const*>(policy);
-      if (policy_digest(x.importance) == 0 || policy_digest(x.selection) == 0 ||
-          policy_digest(x.budget) == 0 || policy_digest(x.prediction) == 0)
-        return {};
-      return "OverlappedSynchronous, " + policy_words(x.importance) + ", " +
-             policy_words(x.selection) + ", " + policy_words(x.budget) + ", " +
-             policy_words(x.prediction) + ", normalisation " +
-             std::to_string(static_cast<int>(x.normalisation));
-    },
-    std::same_as<P, staleness::overlapped::NoPrediction>
-        ? nullptr
-        : +[](void const* policy, LayerParameters& layer, std::byte* kept, ByteRange part) {
-            using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
-            Predicting<P>::predict(static_cast<Policy const*>(policy)->prediction, layer, kept,
-                                   part);
-          },
-    []() -> void (*)(void const*, LayerParameters const&, std::byte*, ByteRange) {
-      if constexpr (P::remembers)
-        return [](void const* policy, LayerParameters const& layer, std::byte* kept,
-                  ByteRange part) {
-          using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
-          Predicting<P>::remember(static_cast<Policy const*>(policy)->prediction, layer, kept,
-                                  part);
-        };
-      else
-        return nullptr;
-    }()};
+/// The functions of an OverlappedSynchronous.
+template <class Policy> struct LateCallsOf {
+  using Prediction = decltype(Policy::prediction);
+  static Policy const& of(void const* policy) { return *static_cast<Policy const*>(policy); }
+
+  static std::unique_ptr<LateChoice> choice(void const* policy) {
+    return std::make_unique<LateChoiceOf<Policy>>(of(policy));
+  }
+  static bool equal(void const* a, void const* b) {
+    Policy const& x = of(a);
+    Policy const& y = of(b);
+    return x.importance == y.importance && x.selection == y.selection && x.budget == y.budget &&
+           x.prediction == y.prediction && x.normalisation == y.normalisation;
+  }
+  static std::string words(void const* policy) {
+    Policy const& x = of(policy);
+    if (policy_digest(x.importance) == 0 || policy_digest(x.selection) == 0 ||
+        policy_digest(x.budget) == 0 || policy_digest(x.prediction) == 0)
+      return {};
+    return "OverlappedSynchronous, " + policy_words(x.importance) + ", " +
+           policy_words(x.selection) + ", " + policy_words(x.budget) + ", " +
+           policy_words(x.prediction) + ", normalisation " +
+           std::to_string(static_cast<int>(x.normalisation));
+  }
+  static void predict(void const* policy, LayerParameters& layer, std::byte* kept, ByteRange part) {
+    Predicting<Prediction>::predict(of(policy).prediction, layer, kept, part);
+  }
+  static void remember(void const* policy, LayerParameters const& layer, std::byte* kept,
+                       ByteRange part) {
+    if constexpr (Prediction::remembers)
+      Predicting<Prediction>::remember(of(policy).prediction, layer, kept, part);
+  }
+  static constexpr LateCalls calls{
+      &choice, &equal, &words,
+      std::same_as<Prediction, staleness::overlapped::NoPrediction> ? nullptr : &predict,
+      Prediction::remembers ? &remember : nullptr};
+};
 
 /// If nothing is ever late, the model is bulk synchronous and needs no functions.
 template <class I, class S, class B, class P>
@@ -183,6 +178,8 @@ inline constexpr bool sends_late<staleness::OverlappedSynchronous<I, S, B, P>> =
     !std::same_as<B, staleness::overlapped::NothingLate>;
 template <class I, class S, class B, class P>
 inline constexpr LateCalls const* late_calls_of<staleness::OverlappedSynchronous<I, S, B, P>> =
-    std::same_as<B, staleness::overlapped::NothingLate> ? nullptr : &late_calls<I, S, B, P>;
+    std::same_as<B, staleness::overlapped::NothingLate>
+        ? nullptr
+        : &LateCallsOf<staleness::OverlappedSynchronous<I, S, B, P>>::calls;
 
 }  // namespace stagger::detail
