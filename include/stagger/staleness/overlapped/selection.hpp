@@ -21,6 +21,20 @@ struct AnyCandidate {
   bool late = false;
   std::uint64_t late_bytes = 0;
 };
+
+/// Marks layers that fit, in order.
+/// @param misfit  (layer, what is left of the budget) -> whether to go on behind one that does not
+template <class Layer, class Misfit>
+constexpr void pick(std::span<Layer> layers, double budget, Misfit misfit) {
+  for (Layer& each : layers) {
+    auto const bytes = static_cast<double>(each.bytes);
+    each.late = bytes <= budget;
+    if (each.late)
+      budget -= bytes;
+    else if (!misfit(each, budget))
+      return;
+  }
+}
 }  // namespace detail
 
 /// `pick(layers, budget)` sets `late` for layers whose `bytes` together are at most `budget`. For
@@ -44,12 +58,7 @@ template <class S> struct NotASelection {
 /// Takes each layer that still fits, and skips those that do not.
 struct FirstFit {
   template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
-    for (Layer& each : layers) {
-      auto const bytes = static_cast<double>(each.bytes);
-      if (bytes > budget) continue;
-      each.late = true;
-      budget -= bytes;
-    }
+    detail::pick(layers, budget, [](Layer&, double) { return true; });
   }
   friend bool operator==(FirstFit const&, FirstFit const&) = default;
 };
@@ -58,12 +67,7 @@ struct FirstFit {
 /// urgent one.
 struct StopAtMisfit {
   template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
-    for (Layer& each : layers) {
-      auto const bytes = static_cast<double>(each.bytes);
-      if (bytes > budget) return;
-      each.late = true;
-      budget -= bytes;
-    }
+    detail::pick(layers, budget, [](Layer&, double) { return false; });
   }
   friend bool operator==(StopAtMisfit const&, StopAtMisfit const&) = default;
 };
@@ -72,15 +76,10 @@ struct StopAtMisfit {
 /// the others urgent. Take this if one layer has most of the model's bytes.
 struct SplitLayer {
   template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
-    for (Layer& each : layers) {
-      auto const bytes = static_cast<double>(each.bytes);
-      if (bytes > budget) {
-        each.late_bytes = static_cast<std::uint64_t>(budget);
-        return;
-      }
-      each.late = true;
-      budget -= bytes;
-    }
+    detail::pick(layers, budget, [](Layer& layer, double left) {
+      layer.late_bytes = static_cast<std::uint64_t>(left);
+      return false;
+    });
   }
   friend bool operator==(SplitLayer const&, SplitLayer const&) = default;
 };
