@@ -28,6 +28,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <stagger/collective/same_workers.hpp>
 #include <stagger/core/checked_file.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
@@ -43,15 +44,9 @@ struct ServerRecord {
   std::string name{};     ///< as ServerOptions::run
   bool goes_on = false;   ///< as OnFailure::go_on
   bool averages = false;  ///< as ServerOptions::average_changes
-  int push_minibatches = 1;
-  staleness::Pushes pushes{};
-  staleness::Adds adds{};
-  std::uint32_t ahead = 1;  ///< pushes that a worker may be ahead of the slowest
-  int states = 0;           ///< states of the optimizer that the server applies
+  WrittenRules rules{};
+  int states = 0;  ///< states of the optimizer that the server applies
   std::size_t layers = 0;
-  std::string optimizer{};         ///< type and numbers of the optimizer, as text
-  std::string late{};              ///< the workers' staleness model, if layers may be late
-  std::string shared{};            ///< which layers groups of the workers' ranks share, in words
   List<double> weights{};          ///< [workers]
   List<std::uint32_t> failures{};  ///< [workers] how many streams ended by a failure
 
@@ -59,21 +54,21 @@ struct ServerRecord {
   [[nodiscard]] double change_factor(int worker) const { return averages ? weights[worker] : 1; }
   /// @param file  a StateWriter or a StateReader
   template <class File> void keep(File& file) {
-    auto pushed = static_cast<unsigned>(pushes);
-    auto added = static_cast<unsigned>(adds);
+    auto pushed = static_cast<unsigned>(rules.pushes);
+    auto added = static_cast<unsigned>(rules.adds);
     std::size_t workers = weights.size();
     file.text(name);
-    file.numbers(goes_on, averages, push_minibatches, pushed, added, ahead, states, layers,
-                 workers);
+    file.numbers(goes_on, averages, rules.push_minibatches, pushed, added, rules.ahead, states,
+                 layers, workers);
     file.require(pushed <= static_cast<unsigned>(staleness::Pushes::weights_and_state) &&
                  added <= static_cast<unsigned>(staleness::Adds::in_turn) && states <= 2);
     file.require_room(workers, 16);
     file.require_room(layers, 1);
-    pushes = static_cast<staleness::Pushes>(pushed);
-    adds = static_cast<staleness::Adds>(added);
-    file.text(optimizer);
-    file.text(late);
-    file.text(shared);
+    rules.pushes = static_cast<staleness::Pushes>(pushed);
+    rules.adds = static_cast<staleness::Adds>(added);
+    file.text(rules.optimizer);
+    file.text(rules.late);
+    file.text(rules.shared);
     weights.resize(workers);
     failures.resize(workers);
     for (double& weight : weights) file.real(weight);

@@ -42,39 +42,14 @@ using stagger::detail::ParameterDeclaration;
           "policies 'auto fields() const { return std::tie(share); }' with all of them");
 }
 
-/// The payload of a message `join`.
-///
-///     u32       length of the next
-///     ...       the name of the run
-///     u32 u32   worker, minibatches in a push
-///     u32 u32   processes that the worker runs in, and which of the server's this is
-///     u32 u32   staleness::Pushes, staleness::Adds
-///     u32 u32   pushes that it may be ahead of the slowest, length of the next
-///     ...       the optimizer: its type and its numbers, in words
-///     u32 u32   whether the server is one of several, length of the next
-///     ...       the staleness model likewise, where layers may be late
-///     u32       length of the next
-///     ...       which layers groups of its ranks share, in words
-///     u32       layers
-///     then for each layer
-///     u64 u32   digest of the first values, parameters
-///     then for each of those
-///     u32 u32   element type, whether it decays
-///     u64 u32   elements, length of the name
-///     ...       name
+/// The payload of a message `join`, which docs/workers_protocol.md describes byte by byte.
 struct JoinRequest {
   std::string run{};  ///< which the worker belongs to
   int worker = 0;
   int processes = 1;
   int process = 0;
-  int push_minibatches = 1;
-  staleness::Pushes pushes{};
-  staleness::Adds adds{};
-  std::uint32_t ahead = 1;
-  std::string optimizer{};
   bool in_parts = false;
-  std::string late{};                  ///< staleness model as text; empty: no layer is late
-  std::string shared{};                ///< which layers groups of its ranks share; empty: none
+  WrittenRules rules{};
   FixedArray<LayerParameters> layers;  ///< without values
   List<std::uint64_t> digests;         ///< [layers]
 
@@ -88,18 +63,19 @@ struct JoinRequest {
       u32(text.size());
       out.add(text.data(), text.size());
     };
+    WrittenRules const written = WrittenRules::of(rules);
     words(run);
     u32(worker);
-    u32(rules.push_minibatches);
+    u32(written.push_minibatches);
     u32(rules.processes);
     u32(rules.process);
-    u32(static_cast<int>(rules.pushes));
-    u32(static_cast<int>(rules.adds));
-    u32(rules.ahead);
-    words(optimizer_fact(rules.optimizer).value);
+    u32(static_cast<int>(written.pushes));
+    u32(static_cast<int>(written.adds));
+    u32(written.ahead);
+    words(written.optimizer);
     u32(rules.in_parts ? 1 : 0);
-    words(rules.late == nullptr ? "" : rules.late->words(rules.late_policy));
-    words(rules.shared);
+    words(written.late);
+    words(written.shared);
     u32(layers.size());
     for (LayerParameters const& layer : layers) {
       out.add(values_digest(layer.values()));
@@ -131,17 +107,17 @@ struct JoinRequest {
     };
     words(run, longest_run);
     worker = static_cast<int>(u32(0x7fffffff));
-    push_minibatches = static_cast<int>(u32(0x7fffffff));
+    rules.push_minibatches = static_cast<int>(u32(0x7fffffff));
     processes = static_cast<int>(u32(0x7fffffff));
     process = static_cast<int>(u32(0x7fffffff));
-    pushes =
+    rules.pushes =
         static_cast<staleness::Pushes>(u32(static_cast<int>(staleness::Pushes::weights_and_state)));
-    adds = static_cast<staleness::Adds>(u32(static_cast<int>(staleness::Adds::in_turn)));
-    ahead = u32(0xffffffff);
-    words(optimizer);
+    rules.adds = static_cast<staleness::Adds>(u32(static_cast<int>(staleness::Adds::in_turn)));
+    rules.ahead = u32(0xffffffff);
+    words(rules.optimizer);
     in_parts = u32(1) != 0;
-    words(late);
-    words(shared, in.left());
+    words(rules.late);
+    words(rules.shared, in.left());
     // Each layer takes 12 bytes of the request or more, each parameter 20.
     std::size_t const count = u32(std::min<std::size_t>(most_layers, in.left() / 12));
     layers = FixedArray<LayerParameters>(count);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -58,6 +59,46 @@ inline constexpr std::size_t longest_run = 64;
           "'; give all the same");
 }
 
+/// The policies by which layers are late, as text; empty if none are, or the policies cannot be
+/// written down.
+[[nodiscard]] [[gnu::cold]] inline std::string late_words(WorkerRules const& rules) {
+  return rules.late == nullptr ? std::string() : rules.late->words(rules.late_policy);
+}
+
+/// The rules of a worker as they are sent to another process, or kept in a folder.
+struct WrittenRules {
+  int push_minibatches = 1;
+  staleness::Pushes pushes{};
+  staleness::Adds adds{};
+  std::uint32_t ahead = 1;
+  std::string optimizer{};  ///< its type and its numbers
+  std::string late{};       ///< staleness model if layers may be late; otherwise empty
+  std::string shared{};     ///< which layers groups of its ranks share; empty: none
+
+  [[nodiscard]] [[gnu::cold]] static WrittenRules of(WorkerRules const& rules) {
+    return {.push_minibatches = rules.push_minibatches,
+            .pushes = rules.pushes,
+            .adds = rules.adds,
+            .ahead = rules.ahead,
+            .optimizer = optimizer_fact(rules.optimizer).value,
+            .late = late_words(rules),
+            .shared = rules.shared};
+  }
+  /// Likewise without functions for late layers, and with an optimizer that can only be compared.
+  [[nodiscard]] [[gnu::cold]] WorkerRules rules() const {
+    auto const words = std::make_shared<std::string const>(optimizer);
+    return {
+        .push_minibatches = push_minibatches,
+        .pushes = pushes,
+        .adds = adds,
+        .ahead = ahead,
+        .optimizer = {.optimizer = words.get(),
+                      .words = [](void const* of) { return *static_cast<std::string const*>(of); }},
+        .kept = words,
+        .shared = shared};
+  }
+};
+
 /// What a worker pushes and how it is added, as text.
 [[nodiscard]] [[gnu::cold]] inline std::string pushes_of(WorkerRules const& rules) {
   constexpr char const* pushes[] = {"gradients", "changes", "weights", "weights and states"};
@@ -81,12 +122,6 @@ inline constexpr std::size_t longest_run = 64;
                 each.decays ? ", " : " without decay, ");
   }
   return text(all, layer.bytes_of_values(), " bytes in all");
-}
-
-/// The policies by which layers are late, as text; empty if none are, or the policies cannot be
-/// written down.
-[[nodiscard]] [[gnu::cold]] inline std::string late_words(WorkerRules const& rules) {
-  return rules.late == nullptr ? std::string() : rules.late->words(rules.late_policy);
 }
 
 /// @param own, others  as `late_words`

@@ -50,33 +50,6 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
   layer.push(worker, values, part);
 }
 
-/// The staleness model as text, if layers may be late; otherwise empty.
-/// Writes down the rules of a run.
-[[gnu::cold]] inline void note_rules(ServerRecord& record, WorkerRules const& rules) {
-  record.push_minibatches = rules.push_minibatches;
-  record.pushes = rules.pushes;
-  record.adds = rules.adds;
-  record.ahead = rules.ahead;
-  record.states = rules.optimizer.states;
-  record.optimizer = optimizer_fact(rules.optimizer).value;
-  record.late = late_words(rules);
-  record.shared = rules.shared;
-}
-
-/// The rules of a run that a folder holds, as far as further workers are compared with them.
-[[nodiscard]] [[gnu::cold]] inline WorkerRules rules_of(ServerRecord const& record) {
-  auto const words = std::make_shared<std::string const>(record.optimizer);
-  return {
-      .push_minibatches = record.push_minibatches,
-      .pushes = record.pushes,
-      .adds = record.adds,
-      .ahead = record.ahead,
-      .optimizer = {.optimizer = words.get(),
-                    .words = [](void const* of) { return *static_cast<std::string const*>(of); }},
-      .kept = words,
-      .shared = record.shared};
-}
-
 /// Whether a layer has its first values.
 [[nodiscard]] inline bool untouched(ParameterStore const& layer) noexcept {
   return layer.streams() == 0 && layer.history().total() == 0 && layer.rounds() == 0;
@@ -86,7 +59,8 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
 /// @throws Error  mismatch for a worker with another staleness model
 [[gnu::cold]] inline void take_late_from(int worker, WorkerRules const& rules,
                                          ServerRecord const& record, WorkerRules& kept) {
-  require_same_late(worker, late_words(rules) == record.late, late_words(rules), record.late);
+  std::string const own = late_words(rules);
+  require_same_late(worker, own == record.rules.late, own, record.rules.late);
   kept.late = rules.late;
   kept.late_policy = rules.late_policy;
 }
@@ -131,7 +105,8 @@ class ServerLayers {
       stores[l] =
           std::make_unique<ParameterStore>(layers[l], store_rules_, store_rules_.weights.size());
     if (folder_ != nullptr) {
-      note_rules(record_, rules);
+      record_.rules = WrittenRules::of(rules);
+      record_.states = rules.optimizer.states;
       record_.layers = layers.size();
       for (std::size_t l = 0; l < layers.size(); ++l) folder_->write(l, record_.run, *stores[l]);
       folder_->write(record_);  // from now on the folder holds a run
@@ -315,9 +290,9 @@ class ServerLayers {
                             : "whose workers sum up their changes");
     if (found.goes_on != record_.goes_on) refuse("that does something else when a worker fails");
     record_ = std::move(found);
-    rules_ = rules_of(record_);
-    store_rules_.pushes = record_.pushes;
-    store_rules_.adds = record_.adds;
+    rules_ = record_.rules.rules();
+    store_rules_.pushes = rules_.pushes;
+    store_rules_.adds = rules_.adds;
     store_rules_.optimizer.states = record_.states;
     FixedArray<std::unique_ptr<ParameterStore>> stores(record_.layers);
     for (std::size_t l = 0; l < stores.size(); ++l)

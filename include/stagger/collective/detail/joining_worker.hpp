@@ -89,38 +89,27 @@ class JoiningWorker {
   /// @throws Error  mismatch if the server takes steps with another optimizer than the worker's, or
   ///                chooses late layers by another staleness model
   [[gnu::cold]] [[nodiscard]] WorkerRules rules(RemoteRules const& server) const {
-    WorkerRules rules{.push_minibatches = request_.push_minibatches,
-                      .pushes = request_.pushes,
-                      .adds = request_.adds,
-                      .ahead = request_.ahead,
-                      .optimizer = server.optimizer,
-                      .kept = server.kept,
-                      .process = request_.process,
-                      .processes = request_.processes,
-                      .shared = request_.shared,
-                      .in_parts = request_.in_parts};
-    if (!request_.late.empty()) {
+    WorkerRules rules = request_.rules.rules();
+    rules.process = request_.process;
+    rules.processes = request_.processes;
+    rules.in_parts = request_.in_parts;
+    if (!request_.rules.late.empty()) {
       if (rules.pushes != staleness::Pushes::gradients ||
           rules.adds != staleness::Adds::in_worker_order)
         raise(Errc::bad_data, "worker ", request_.worker, ", which pushes ", pushes_of(rules),
               ", cannot send layers late; let both ends run one version of one program");
-      require_same_fact(request_.worker, {"the staleness model", request_.late},
+      require_same_fact(request_.worker, {"the staleness model", request_.rules.late},
                         "those who started the server",
                         {"", server.late == nullptr ? "none that sends layers late"
                                                     : server.late->words(server.late_policy)});
       rules.late = server.late;
       rules.late_policy = server.late_policy;
     }
-    if (rules.pushes == staleness::Pushes::gradients) {
-      Fact const own = optimizer_fact(server.optimizer);
-      require_same_fact(request_.worker, {own.name, request_.optimizer},
-                        "those who started the server", own);
-    } else {  // the workers take the optimizer steps
-      auto const words = std::make_shared<std::string const>(request_.optimizer);
-      rules.kept = words;
-      rules.optimizer = {.optimizer = words.get(), .words = [](void const* of) {
-                           return *static_cast<std::string const*>(of);
-                         }};
+    if (rules.pushes == staleness::Pushes::gradients) {  // otherwise workers take the steps
+      require_same_fact(request_.worker, optimizer_fact(rules.optimizer),
+                        "those who started the server", optimizer_fact(server.optimizer));
+      rules.optimizer = server.optimizer;
+      rules.kept = server.kept;
     }
     return rules;
   }
