@@ -34,7 +34,6 @@ struct Waiting final : stagger::detail::ParameterListener {
     arrived_layers.fetch_add(1);
     arrived_layers.notify_all();
   }
-  void arrived_last(std::size_t layer) noexcept override { arrived(layer, 0); }
   void lost(std::exception_ptr) noexcept override {}
   void wait_for(std::uint32_t count) {
     for (std::uint32_t now = arrived_layers.load(); now < count; now = arrived_layers.load())

@@ -218,9 +218,7 @@ class Worker final : private sg::detail::ParameterListener {
   }
   void await_all(std::uint32_t rounds) {
     await();
-    for (std::size_t l = 0; l < layers; ++l)
-      rounds == sg::detail::all_rounds ? link_->take_last(l, values_)
-                                       : void(link_->take(l, rounds, values_));
+    for (std::size_t l = 0; l < layers; ++l) link_->take(l, rounds, values_);
   }
   void stream() {
     for (std::uint32_t push = 1; push <= 3; ++push) {
@@ -228,7 +226,7 @@ class Worker final : private sg::detail::ParameterListener {
       missing_ = layers;
       for (std::size_t l = 0; l < layers; ++l) {
         link_->push(l, values_, last);
-        last ? link_->ask_last(l) : link_->ask(l, push);
+        link_->ask(l, last ? sg::detail::all_rounds : push);
       }
       await_all(last ? sg::detail::all_rounds : push);
     }
@@ -244,26 +242,26 @@ class Worker final : private sg::detail::ParameterListener {
       if (chooses_) link_->ask_late(step_);
       await();
       for (std::size_t l = 0; l < layers; ++l)
-        if (before[l].size() != 0) link_->take_part(l, step_, values_, before[l]);
+        if (before[l].size() != 0) link_->take(l, step_, values_, before[l]);
       for (std::size_t l = 0; l < layers; ++l) late[l] = {0, step_ == 0 ? 0 : late_[l]};
       link_->report(1.0 / (1 + step_));
       for (std::size_t l = 0; l < layers; ++l) {
         if (late[l].size() == 0) link_->push(l, values_, false);
         if (late[l].size() != 0 && late[l].size() != bytes)
-          link_->push_part(l, values_, {late[l].last, bytes});
+          link_->push(l, values_, false, {late[l].last, bytes});
       }
       for (std::size_t l = 0; l < layers; ++l)
         if (late[l].size() != bytes) ask(l, step_ + 1, {late[l].last, bytes});
       await();
       for (std::size_t l = 0; l < layers; ++l) {
-        if (late[l].size() != bytes) link_->take_part(l, step_ + 1, values_, {late[l].last, bytes});
-        if (late[l].size() != 0) link_->push_part(l, values_, late[l]);
+        if (late[l].size() != bytes) link_->take(l, step_ + 1, values_, {late[l].last, bytes});
+        if (late[l].size() != 0) link_->push(l, values_, false, late[l]);
       }
     }
   }
   void ask(std::size_t l, std::uint32_t rounds, Part part) {
     ++missing_;
-    link_->ask_part(l, rounds, part);
+    link_->ask(l, rounds, part);
   }
 
   void one_arrived(std::size_t l) noexcept {
@@ -271,7 +269,6 @@ class Worker final : private sg::detail::ParameterListener {
     --missing_;
   }
   void arrived(std::size_t l, std::uint32_t) noexcept override { one_arrived(l); }
-  void arrived_last(std::size_t l) noexcept override { one_arrived(l); }
   void late_layers(std::uint32_t, sg::detail::LateSet const& set) noexcept override {
     for (std::size_t l = 0; l < layers; ++l) {
       late_[l] = set.bytes(l, bytes);

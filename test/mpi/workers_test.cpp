@@ -919,7 +919,6 @@ TEST_CASE("mpi/Connections: a worker that refuses what the server says can join 
   };
   struct Silent final : sg::detail::ParameterListener {
     void arrived(std::size_t, std::uint32_t) noexcept override {}
-    void arrived_last(std::size_t) noexcept override {}
     void lost(std::exception_ptr) noexcept override {}
   };
   auto rules = link::remote_rules(adam, sg::staleness::Synchronous{},

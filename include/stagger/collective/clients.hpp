@@ -13,13 +13,14 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_link.hpp>
+#include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::collective::detail {
 
 /// Weights of a layer that are waited for.
 struct Ask {
-  static constexpr std::uint32_t everything = 0xffffffff;  ///< asks for the last snapshot
-  static constexpr std::uint32_t nothing = 0xfffffffe;     ///< asks for nothing
+  static constexpr std::uint32_t everything = stagger::detail::all_rounds;  ///< the last snapshot
+  static constexpr std::uint32_t nothing = everything - 1;
   std::uint32_t rounds = nothing;
   bool urgent = false;  ///< the late part of the last round may be missing
 };
@@ -142,7 +143,7 @@ class Clients {
               : !layer.ready(worker_of(n), layer.start(worker_of(n)) + asked, urgent))
         continue;
       each.asks[l] = {};
-      asked == Ask::everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
+      each.listener->arrived(l, asked);
     }
   }
   struct Attendance {

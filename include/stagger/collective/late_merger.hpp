@@ -67,9 +67,6 @@ class LateMerger {
     void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
       merger->listener_.arrived(layer, rounds);
     }
-    void arrived_last(std::size_t layer) noexcept override {
-      merger->listener_.arrived_last(layer);
-    }
     void late_scores(std::uint32_t step, std::span<double const> scores,
                      double loss) noexcept override {
       merger->take(*this, step, scores, loss);

@@ -46,33 +46,20 @@ class LinkInProcess final : public ParameterLink {
   void read(std::size_t layer, std::byte* values) override {
     server_->read(client_, layer, values);
   }
-  void push(std::size_t layer, std::byte const* values, bool last) override {
-    server_->push(client_, layer, values, last);
+  void push(std::size_t layer, std::byte const* values, bool last, ByteRange part) override {
+    server_->push(client_, layer, values, last, part);
   }
   [[nodiscard]] bool has_turn(std::size_t layer) const override {
     return server_->has_turn(client_, layer);
   }
-  void push_part(std::size_t layer, std::byte const* values, ByteRange part) override {
-    server_->push(client_, layer, values, false, part);
-  }
-  void ask_part(std::size_t layer, std::uint32_t rounds, ByteRange part) override {
-    server_->ask(client_, layer, {rounds, part.first != 0});
-  }
-  void take_part(std::size_t layer, std::uint32_t rounds, std::byte* values,
-                 ByteRange part) override {
-    server_->take(client_, layer, rounds, values, part);
-  }
   void report(double loss) override { server_->report(client_, loss); }
   void ask_late(std::uint32_t step) override { server_->ask_late(client_, step); }
-  void ask(std::size_t layer, std::uint32_t rounds) override {
-    server_->ask(client_, layer, {rounds});
+  void ask(std::size_t layer, std::uint32_t rounds, ByteRange part) override {
+    server_->ask(client_, layer, {rounds, part.first != 0});
   }
-  void ask_last(std::size_t layer) override { server_->ask(client_, layer, {Ask::everything}); }
-  VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
-    return server_->take(client_, layer, rounds, values);
-  }
-  void take_last(std::size_t layer, std::byte* values) override {
-    server_->take(client_, layer, Ask::everything, values);
+  VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values,
+                  ByteRange part) override {
+    return server_->take(client_, layer, rounds, values, part);
   }
   void end(std::exception_ptr why) noexcept override { server_->end(client_, why != nullptr); }
   [[nodiscard]] std::string waits_for() const override { return server_->waits_for(client_); }

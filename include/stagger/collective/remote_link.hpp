@@ -74,30 +74,16 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   }
 
   void read(std::size_t l, std::byte* values) override { fetch(l, values); }
-  void push(std::size_t l, std::byte const* values, bool last) override {
-    send_push(last ? MessageKind::last_push : MessageKind::push, l, values,
-              {0, layers_[l].bytes()});
+  void push(std::size_t l, std::byte const* values, bool last, ByteRange part = {}) override {
+    MessageKind const whole = last ? MessageKind::last_push : MessageKind::push;
+    MessageKind const of_part = part.first != 0 ? MessageKind::push_rest : MessageKind::push_late;
+    send_push(is_whole(l, part) ? whole : of_part, l, values, part);
   }
-  void push_part(std::size_t l, std::byte const* values, ByteRange part) override {
-    send_push(part.first != 0 ? MessageKind::push_rest : MessageKind::push_late, l, values, part);
-  }
-
-  void ask(std::size_t l, std::uint32_t rounds) override {
-    send_ask(MessageKind::ask, l, rounds, {0, layers_[l].bytes()});
-  }
-  void ask_last(std::size_t l) override {
-    send_ask(MessageKind::ask_last, l, stagger::detail::all_rounds, {0, layers_[l].bytes()});
-  }
-  void ask_part(std::size_t l, std::uint32_t rounds, ByteRange part) override {
-    send_ask(part.first != 0 ? MessageKind::ask_rest : MessageKind::ask_late, l, rounds, part);
-  }
-  void take_part(std::size_t l, std::uint32_t, std::byte* values, ByteRange part) override {
-    {
-      auto const lock = session_.lock();
-      require_stream();
-      layers_[l].take_part();
-    }
-    layers_[l].copy_part_to(values, part);
+  void ask(std::size_t l, std::uint32_t rounds, ByteRange part = {}) override {
+    bool const last = rounds == stagger::detail::all_rounds;
+    MessageKind const whole = last ? MessageKind::ask_last : MessageKind::ask;
+    MessageKind const of_part = part.first != 0 ? MessageKind::ask_rest : MessageKind::ask_late;
+    send_ask(is_whole(l, part) ? whole : of_part, l, rounds, part);
   }
   void report(double loss) override {
     say({.kind = MessageKind::report, .number = std::bit_cast<std::uint64_t>(loss)});
@@ -110,24 +96,17 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     say({.kind = MessageKind::ask_choice, .rounds = step});
   }
 
-  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds,
-                                   std::byte* values) override {
+  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values,
+                                   ByteRange part = {}) override {
     RemoteLayer& layer = layers_[l];
+    bool const whole = is_whole(l, part);
     {
       auto const lock = session_.lock();
       require_stream();
-      layer.take(rounds, exact_);
+      whole ? layer.take(rounds, exact_) : layer.take_part();
     }
-    layer.copy_to(values);
+    whole ? layer.copy_to(values) : layer.copy_part_to(values, part);
     return layer.contains();
-  }
-  void take_last(std::size_t l, std::byte* values) override {
-    {
-      auto const lock = session_.lock();
-      require_stream();
-      layers_[l].take_last();
-    }
-    layers_[l].copy_to(values);
   }
 
   void end(std::exception_ptr why) noexcept override {
@@ -148,6 +127,11 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
  private:
   static constexpr double answer_s = 2;                 // for text that an error message needs
   static constexpr std::size_t most_words = 1U << 16U;  // bytes
+
+  /// Whether it is no part of a layer that is pushed or asked for in parts.
+  [[nodiscard]] bool is_whole(std::size_t l, ByteRange part) const noexcept {
+    return part.last > layers_[l].bytes();
+  }
 
   [[gnu::cold]] void connect() {
     {

@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 
-#include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/parameters/late_set.hpp>
@@ -47,10 +46,8 @@ struct WorkerRules {
 class ParameterListener {
  public:
   /// Snapshots of a layer with at least so many rounds are available.
-  /// @param rounds  since the stream began
+  /// @param rounds  since the stream began; all_rounds for the snapshot with all pushes
   virtual void arrived(std::size_t layer, std::uint32_t rounds) noexcept = 0;
-  /// Likewise for the snapshot with all pushes of every worker.
-  virtual void arrived_last(std::size_t layer) noexcept = 0;
   /// Only for a link whose transfers take virtual time: a transfer of a layer has ended, either a
   /// push with its number in the stream, or an answer with the rounds that were asked for last.
   virtual void carried(std::size_t /*layer*/, bool /*push*/, std::uint32_t /*number*/,
@@ -97,42 +94,30 @@ class ParameterLink {
   /// Reads the newest values of a layer.
   /// @param values  [bytes_of_values()]
   virtual void read(std::size_t layer, std::byte* values) = 0;
+  /// Pushes a layer. If its first bytes are late, it is pushed in two parts: first the other bytes,
+  /// then those, which complete the push and are sent after everything that was pushed before.
   /// @param values  [bytes_of_values()] gradients, changes or weights, as the rules say
   /// @param last    of the stream
-  virtual void push(std::size_t layer, std::byte const* values, bool last) = 0;
+  /// @param part    of the values: from their beginning for the late part, otherwise up to their end
+  virtual void push(std::size_t layer, std::byte const* values, bool last, ByteRange part = {}) = 0;
   /// Whether it is the worker's turn to push the layer, if pushes are added in turn. A link whose
   /// transfers take virtual time sends pushes only then.
   [[nodiscard]] virtual bool has_turn(std::size_t /*layer*/) const { return true; }
-  /// Pushes a part of a layer whose first bytes are late: first the other bytes, then those, which
-  /// completes the push. Late bytes are sent after everything that this worker has pushed before.
-  /// @param part  of the values: from their beginning for the late part, otherwise up to their end
-  virtual void push_part(std::size_t /*layer*/, std::byte const* /*values*/, ByteRange /*part*/) {
-    refuse_late();
-  }
-  /// Likewise for a snapshot: ask_part() requests a part of it, take_part() copies it.
-  virtual void ask_part(std::size_t /*layer*/, std::uint32_t /*rounds*/, ByteRange /*part*/) {
-    refuse_late();
-  }
-  virtual void take_part(std::size_t /*layer*/, std::uint32_t /*rounds*/, std::byte* /*values*/,
-                         ByteRange /*part*/) {
-    refuse_late();
-  }
   /// Reports the loss of a step, from which the server may choose the late layers of the next.
-  virtual void report(double /*loss*/) { refuse_late(); }
+  virtual void report(double loss) = 0;
   /// Asks which layers are late in a step; steps are counted from 0.
-  virtual void ask_late(std::uint32_t /*step*/) { refuse_late(); }
-  /// Asks for a snapshot; the listener is notified. One request for each layer at a time, unless
-  /// pushes are added on arrival: then it takes the place of one for fewer rounds that is under way,
-  /// and the listener is notified once, by an answer with enough of them.
-  virtual void ask(std::size_t layer, std::uint32_t rounds) = 0;
-  /// Likewise for the snapshot that contains all pushes of every worker's stream.
-  virtual void ask_last(std::size_t layer) = 0;
-  /// Copies weights that have arrived. If pushes are added in the order of workers they contain
-  /// precisely so many rounds; otherwise they are the newest, and contain no fewer rounds than
-  /// those taken before.
-  /// @return  what the weights contain
-  virtual VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values) = 0;
-  virtual void take_last(std::size_t layer, std::byte* values) = 0;
+  virtual void ask_late(std::uint32_t step) = 0;
+  /// Asks for a snapshot, or a part of one; the listener is notified. One request for each layer at
+  /// a time, unless pushes are added on arrival: then it takes the place of one for fewer rounds that
+  /// is under way, and the listener is notified once, by an answer with enough of them.
+  /// @param rounds  that it must contain; all_rounds: all pushes of every worker's stream
+  virtual void ask(std::size_t layer, std::uint32_t rounds, ByteRange part = {}) = 0;
+  /// Copies weights that have arrived, or the part that was asked for. If pushes are added in the
+  /// order of workers they contain precisely so many rounds; otherwise they are the newest, and
+  /// contain no fewer rounds than those taken before.
+  /// @return  what the weights contain, unless they are a part or the last ones
+  virtual VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values,
+                          ByteRange part = {}) = 0;
   /// Ends the stream. What was pushed stays.
   /// @param why  the error by which it failed, or null
   virtual void end(std::exception_ptr why) noexcept = 0;
@@ -150,13 +135,6 @@ class ParameterLink {
   /// The worker that this one waits for, as text; empty if everything that it has requested is in
   /// transit.
   [[nodiscard]] virtual std::string waits_for() const = 0;
-
- protected:
-  [[noreturn]] [[gnu::cold]] static void refuse_late() {
-    raise(Errc::bad_configuration,
-          "this parameter server cannot choose layers that are late; use a "
-          "collective::ParameterServer in this process, or another staleness model");
-  }
 };
 
 }  // namespace stagger::detail

@@ -236,7 +236,6 @@ TEST_CASE("asio/AsioParameterServer: layers larger than every buffer arrive whol
   struct : sg::detail::ParameterListener {
     std::atomic<int> count{0};
     void arrived(std::size_t, std::uint32_t) noexcept override { ++count; }
-    void arrived_last(std::size_t) noexcept override { ++count; }
     void lost(std::exception_ptr) noexcept override {}
   } told;
   std::size_t const sizes[] = {1, 16, 4096, 4097, 70000, 1000003, 0};

@@ -123,7 +123,6 @@ struct Worker final : sg::detail::ParameterListener {
   std::array<bool, layers> pushed{};       // in this round
   std::array<std::uint32_t, layers> here;  // rounds of the last answer
   void arrived(std::size_t l, std::uint32_t rounds) noexcept override { here[l] = rounds; }
-  void arrived_last(std::size_t) noexcept override {}
   void lost(std::exception_ptr) noexcept override { gave_up = true; }
 };
 

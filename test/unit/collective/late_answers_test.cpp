@@ -26,7 +26,6 @@ struct Told final : sg::detail::ParameterListener {
   std::vector<std::uint32_t> steps;
   std::vector<double> score, loss;  // of the only layer
   void arrived(std::size_t, std::uint32_t) noexcept override {}
-  void arrived_last(std::size_t) noexcept override {}
   void late_layers(std::uint32_t step, sg::detail::LateSet const&) noexcept override {
     steps.push_back(step);
   }

@@ -26,8 +26,9 @@ namespace {
 struct Told final : sg::detail::ParameterListener {
   std::vector<std::size_t> last{};  // layers
   bool failed = false;
-  void arrived(std::size_t, std::uint32_t) noexcept override {}
-  void arrived_last(std::size_t layer) noexcept override { last.push_back(layer); }
+  void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
+    if (rounds == sg::detail::all_rounds) last.push_back(layer);
+  }
   void lost(std::exception_ptr) noexcept override { failed = true; }
 };
 
@@ -83,11 +84,11 @@ struct Worker {
     Values one;
     one.padded[0] = 1;
     link->push(layer, one.bytes(), true);
-    link->ask_last(layer);
+    link->ask(layer, sg::detail::all_rounds);
   }
   float take_last(std::size_t layer) {
     Values values;
-    link->take_last(layer, values.bytes());
+    link->take(layer, sg::detail::all_rounds, values.bytes());
     return values.first();
   }
 };
@@ -363,7 +364,6 @@ TEST_CASE("collective/ServerInProcess: who has ended a stream is told of no fail
     std::future<bool> ended{};
     Told told{};
     void arrived(std::size_t, std::uint32_t) noexcept override {}
-    void arrived_last(std::size_t) noexcept override {}
     void lost(std::exception_ptr) noexcept override {
       ended = std::async(std::launch::async, [this] {
         server->end(client, false);

@@ -46,7 +46,6 @@ struct Told final : sg::detail::ParameterListener {
     ++arrivals;
     rounds = contained;
   }
-  void arrived_last(std::size_t) noexcept override { ++arrivals; }
   void lost(std::exception_ptr why) noexcept override {
     try {
       std::rethrow_exception(why);
@@ -423,12 +422,12 @@ TEST_CASE("collective/RemoteLink: on arrival, the last weights are asked for beh
   a.push(1, true);
   a.link.ask(0, 0);
   a.say();
-  a.link.ask_last(0);
+  a.link.ask(0, sg::detail::all_rounds);
   CHECK_FALSE(a.wire->carry(*a.wire->worker, a.wire->connection));
   a.wire->carry_all();
   CHECK(times_said(a, Kind::ask_last) == 1);
   CHECK(a.told.arrivals == 1);
-  a.link.take_last(0, a.bytes.data());
+  a.link.take(0, sg::detail::all_rounds, a.bytes.data());
   CHECK(a.value() == 3);
 }
 
@@ -441,7 +440,7 @@ TEST_CASE("collective/RemoteLink: a part of a push that comes behind a failure i
   b.begin_and_read();
   b.push(2);
   b.wire->carry_all();
-  a.link.push_part(0, a.bytes.data(), {8, a.bytes.size()});
+  a.link.push(0, a.bytes.data(), false, {8, a.bytes.size()});
   b.wire->lose();  // all have made one push now
   CHECK_NOTHROW(a.wire->carry_all());
   CHECK(a.told.failure.find("worker 1 has failed") == 0);
@@ -453,7 +452,7 @@ TEST_CASE("collective/RemoteLink: a part of weights may come when their stream h
   Server server(OnFailure::fail_fast, true);
   Worker a(server, 0);
   a.begin_and_read();
-  a.link.ask_part(0, 0, {8, a.bytes.size()});
+  a.link.ask(0, 0, {8, a.bytes.size()});
   REQUIRE(a.wire->carry(*a.wire->worker, a.wire->connection));
   a.wire->dispatch();
   REQUIRE(a.wire->under_way.size() == 1);
@@ -473,7 +472,7 @@ TEST_CASE("collective/RemoteLink: parts of a push that do not fit are refused", 
     CHECK(server.in_process->look_at(0, [](auto const& history) { return history.total(); }) == 0);
   };
   auto const push = [](Worker& worker, std::size_t first, std::size_t last) {
-    worker.link.push_part(0, worker.bytes.data(), {first, last});
+    worker.link.push(0, worker.bytes.data(), false, {first, last});
     worker.wire->carry_all();
   };
   std::size_t const all = sg::alignment_bytes;

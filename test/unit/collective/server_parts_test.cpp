@@ -41,7 +41,6 @@ struct Tells {
 
 struct Silent final : sg::detail::ParameterListener {
   void arrived(std::size_t, std::uint32_t) noexcept override {}
-  void arrived_last(std::size_t) noexcept override {}
   void lost(std::exception_ptr) noexcept override {}
 };
 
@@ -99,7 +98,6 @@ class Town {
     std::deque<Tells> to_part, to_worker;
     std::uint32_t stream = 0;  // the last one that the part has heard of
     void arrived(std::size_t, std::uint32_t) noexcept override {}
-    void arrived_last(std::size_t) noexcept override {}
     void lost(std::exception_ptr) noexcept override { to_worker.push_back({Tells::lost, stream}); }
   };
   [[nodiscard]] int draw(int below) {

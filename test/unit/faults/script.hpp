@@ -284,8 +284,7 @@ class Worker final : public Sleeper,
   void ask(std::uint32_t rounds) { ask(rounds, 0, layers_.size()); }
   void ask(std::uint32_t rounds, std::size_t first, std::size_t last) {
     for (std::size_t l = first; l < last; ++l) layers_[l].waits = true, layers_[l].asked = rounds;
-    for (std::size_t l = first; l < last; ++l)
-      rounds == stagger::detail::all_rounds ? link_->ask_last(l) : link_->ask(l, rounds);
+    for (std::size_t l = first; l < last; ++l) link_->ask(l, rounds);
   }
   void await() {
     await([this] {
@@ -312,7 +311,7 @@ class Worker final : public Sleeper,
       Layer& layer = layers_[l];
       std::uint32_t const before = layer.contained;
       if (rounds == stagger::detail::all_rounds)
-        link_->take_last(l, layer.bytes.data());
+        link_->take(l, rounds, layer.bytes.data());
       else
         layer.contained = link_->take(l, rounds, layer.bytes.data()).own;
       if (layer.contained < before)
@@ -372,10 +371,10 @@ class Worker final : public Sleeper,
     auto const ask_part = [this](std::size_t l, std::uint32_t rounds, Part part) {
       if (part.size() == 0) return;
       layers_[l].waits = true, layers_[l].asked = rounds;
-      link_->ask_part(l, rounds, part);
+      link_->ask(l, rounds, part);
     };
     auto const take_part = [this](std::size_t l, std::uint32_t rounds, Part part) {
-      if (part.size() != 0) link_->take_part(l, rounds, layers_[l].bytes.data(), part);
+      if (part.size() != 0) link_->take(l, rounds, layers_[l].bytes.data(), part);
     };
     auto const late = [this](std::size_t l) { return Part{0, layers_[l].late}; };
     auto const urgent = [this](std::size_t l) {
@@ -401,13 +400,13 @@ class Worker final : public Sleeper,
         if (late(l).size() == 0)
           link_->push(l, values, false);
         else if (urgent(l).size() != 0)
-          link_->push_part(l, values, urgent(l));
+          link_->push(l, values, false, urgent(l));
       }
       for (std::size_t l = 0; l < layers_.size(); ++l) ask_part(l, step_ + 1, urgent(l));
       await();
       for (std::size_t l = 0; l < layers_.size(); ++l) {
         take_part(l, step_ + 1, urgent(l));
-        if (late(l).size() != 0) link_->push_part(l, layers_[l].pushed.data(), late(l));
+        if (late(l).size() != 0) link_->push(l, layers_[l].pushed.data(), false, late(l));
       }
     }
   }
@@ -499,7 +498,6 @@ class Worker final : public Sleeper,
                                  ", but had asked for ", layers_[l].asked));
     layers_[l].waits = false;
   }
-  void arrived_last(std::size_t l) noexcept override { arrived(l, stagger::detail::all_rounds); }
   void lost(std::exception_ptr why) noexcept override { lost_ = std::move(why); }
 
   World& world_;

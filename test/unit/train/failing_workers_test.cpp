@@ -98,9 +98,9 @@ class LostOnce final : public Forwarding {
     if (reading_) lose();
     Forwarding::read(l, values);
   }
-  void ask(std::size_t l, std::uint32_t rounds) override {
+  void ask(std::size_t l, std::uint32_t rounds, Bytes part) override {
     lose();
-    Forwarding::ask(l, rounds);
+    Forwarding::ask(l, rounds, part);
   }
   void end(std::exception_ptr why) noexcept override {
     lost_ = false;

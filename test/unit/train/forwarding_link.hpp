@@ -27,27 +27,16 @@ class Forwarding : public stagger::detail::ParameterLink {
   void leave() noexcept override { own_->leave(); }
   void begin() override { own_->begin(); }
   void read(std::size_t l, std::byte* values) override { own_->read(l, values); }
-  void push(std::size_t l, std::byte const* values, bool last) override {
-    own_->push(l, values, last);
-  }
-  void push_part(std::size_t l, std::byte const* values, Bytes part) override {
-    own_->push_part(l, values, part);
-  }
-  void ask_part(std::size_t l, std::uint32_t rounds, Bytes part) override {
-    own_->ask_part(l, rounds, part);
-  }
-  void take_part(std::size_t l, std::uint32_t rounds, std::byte* values, Bytes part) override {
-    own_->take_part(l, rounds, values, part);
+  void push(std::size_t l, std::byte const* values, bool last, Bytes part) override {
+    own_->push(l, values, last, part);
   }
   void report(double loss) override { own_->report(loss); }
   void ask_late(std::uint32_t step) override { own_->ask_late(step); }
-  void ask(std::size_t l, std::uint32_t rounds) override { own_->ask(l, rounds); }
-  void ask_last(std::size_t l) override { own_->ask_last(l); }
-  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds,
-                                   std::byte* values) override {
-    return own_->take(l, rounds, values);
+  void ask(std::size_t l, std::uint32_t rounds, Bytes part) override { own_->ask(l, rounds, part); }
+  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values,
+                                   Bytes part) override {
+    return own_->take(l, rounds, values, part);
   }
-  void take_last(std::size_t l, std::byte* values) override { own_->take_last(l, values); }
   void end(std::exception_ptr why) noexcept override { own_->end(why); }
   [[nodiscard]] std::size_t carried_bytes(stagger::detail::LayerParameters const& layer,
                                           Bytes part) const override {

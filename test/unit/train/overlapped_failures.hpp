@@ -58,23 +58,20 @@ class Watched final : public Forwarding {
     Forwarding::report(loss);
     done_.reported = true;
   }
-  void push(std::size_t l, std::byte const* values, bool last) override {
+  void push(std::size_t l, std::byte const* values, bool last, Bytes part) override {
     call();
-    Forwarding::push(l, values, last);
-    done_.urgent[l] = true;
+    Forwarding::push(l, values, last, part);
+    bool const late = part.first == 0 && part.last != Bytes{}.last;
+    (late ? done_.late : done_.urgent)[l] = true;
   }
-  void push_part(std::size_t l, std::byte const* values, Bytes part) override {
+  void ask(std::size_t l, std::uint32_t rounds, Bytes part) override {
     call();
-    Forwarding::push_part(l, values, part);
-    (part.first == 0 ? done_.late : done_.urgent)[l] = true;
+    Forwarding::ask(l, rounds, part);
   }
-  void ask_part(std::size_t l, std::uint32_t rounds, Bytes part) override {
+  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values,
+                                   Bytes part) override {
     call();
-    Forwarding::ask_part(l, rounds, part);
-  }
-  void take_part(std::size_t l, std::uint32_t rounds, std::byte* values, Bytes part) override {
-    call();
-    Forwarding::take_part(l, rounds, values, part);
+    return Forwarding::take(l, rounds, values, part);
   }
   void ask_late(std::uint32_t step) override {
     call();

@@ -91,7 +91,6 @@ class RemoteLayer {
   void take(std::uint32_t rounds, bool exact) noexcept {
     if (state_ == State::arrived && (!exact || rounds >= rounds_)) take_over();
   }
-  void take_last() noexcept { take_over(); }
   /// Notes that the values of a part have arrived; they are not kept. @pre ask() for that part
   void take_part() noexcept { state_ = State::idle; }
   /// Copies the part that has arrived; the lock need not be held.
@@ -147,7 +146,7 @@ class RemoteLayer {
     state_ = State::arrived;
     return Arrival::usable;
   }
-  /// How many rounds the last answer contains, at least.
+  /// How many rounds the last answer contains, at least; all_rounds for the last values.
   [[nodiscard]] std::uint32_t rounds_there() const noexcept { return there_; }
   /// Repeats over another connection what the server may not have received.
   /// @param say     (message without its layer)

@@ -125,8 +125,7 @@ class RemoteStream {
     if (!stream_.running() || listener_ == nullptr) return;
     if (arrival == RemoteLayer::Arrival::too_old) session_.send(of(message.layer, layer.request()));
     if (arrival != RemoteLayer::Arrival::usable) return;
-    message.kind == MessageKind::answer ? listener_->arrived(message.layer, layer.rounds_there())
-                                        : listener_->arrived_last(message.layer);
+    listener_->arrived(message.layer, layer.rounds_there());
   }
 
   void choose(Message const& message) {

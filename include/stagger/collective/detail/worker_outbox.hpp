@@ -17,6 +17,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/late_set.hpp>
 #include <stagger/parameters/parameter_link.hpp>
+#include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::collective::detail {
 
@@ -53,12 +54,12 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
-    of_stream({.kind = MessageKind::answer,
-               .layer = static_cast<std::uint32_t>(layer),
-               .rounds = rounds});
-  }
-  void arrived_last(std::size_t layer) noexcept override {
-    of_stream({.kind = MessageKind::last_answer, .layer = static_cast<std::uint32_t>(layer)});
+    bool const last = rounds == stagger::detail::all_rounds;
+    std::lock_guard const lock(mutex_);
+    put({.kind = last ? MessageKind::last_answer : MessageKind::answer,
+         .layer = static_cast<std::uint32_t>(layer),
+         .stream = stream_,
+         .rounds = last ? 0 : rounds});
   }
   void late_layers(std::uint32_t step, stagger::detail::LateSet const& late) noexcept override {
     std::lock_guard const lock(mutex_);
@@ -114,11 +115,6 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   /// @pre the lock is held
   void choose(Message message, std::span<std::byte const> bytes) noexcept {
     if (bytes.size() == choice_.size()) std::copy(bytes.begin(), bytes.end(), choice_.begin());
-    message.stream = stream_;
-    put(message);
-  }
-  void of_stream(Message message) noexcept {
-    std::lock_guard const lock(mutex_);
     message.stream = stream_;
     put(message);
   }

@@ -155,7 +155,7 @@ class OverlappedExchange final : public ServerExchange {
     for (CellLayers& cell : cells_)
       each_layer(cell, [&](std::size_t l) {
         if (ByteRange const part{0, late(l, steps_ - 1)}; part.last != 0)
-          link_->ask_part(l, steps_, part);
+          link_->ask(l, steps_, part);
       });
     if (which) link_->ask_late(steps_);
   }
@@ -182,7 +182,7 @@ class OverlappedExchange final : public ServerExchange {
       if (part.last == 0 || !layer.here.load()) return;
       layer.late[(steps_ - 1) % 2] = 0;
       LayerParameters& own = machine_.parameters()[l];
-      link_->take_part(l, steps_, own.values().data(), part);
+      link_->take(l, steps_, own.values().data(), part);
       count(l, TrafficKind::pulls, part);
       if (calls().remember != nullptr)
         calls().remember(staleness_.policy, own, layer.kept.data(), part);
@@ -216,12 +216,12 @@ class OverlappedExchange final : public ServerExchange {
         link_->push(l, own.stored().gradients.data(), false);
         own.zero_gradients();
       } else if (urgent(l).size() != 0) {
-        link_->push_part(l, own.stored().gradients.data(), urgent(l));
+        link_->push(l, own.stored().gradients.data(), false, urgent(l));
       }
       if (urgent(l).size() != 0) count(l, TrafficKind::pushes, urgent(l));
     });
     each_layer(cell, [&](std::size_t l) {
-      if (urgent(l).size() != 0) link_->ask_part(l, steps_ + 1, urgent(l));
+      if (urgent(l).size() != 0) link_->ask(l, steps_ + 1, urgent(l));
     });
   }
 
@@ -229,12 +229,12 @@ class OverlappedExchange final : public ServerExchange {
     each_layer(cells_[in.cell], [&](std::size_t l) {
       LayerParameters& own = machine_.parameters()[l];
       if (urgent(l).size() != 0) {
-        link_->take_part(l, steps_ + 1, own.values().data(), urgent(l));
+        link_->take(l, steps_ + 1, own.values().data(), urgent(l));
         count(l, TrafficKind::pulls, urgent(l));
       }
       ByteRange const part{0, late(l, steps_)};
       if (part.last == 0) return;
-      link_->push_part(l, own.stored().gradients.data(), part);
+      link_->push(l, own.stored().gradients.data(), false, part);
       count(l, TrafficKind::pushes, part);
       if (calls().predict == nullptr) return own.zero_gradients();
       Instruction change = in;
@@ -257,7 +257,6 @@ class OverlappedExchange final : public ServerExchange {
     if (rounds == steps_) layers_[layer].here.store(true);  // late in the step before
     one_arrived(layer, rounds == steps_ ? 1 : 2);
   }
-  void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
   void lost(std::exception_ptr why) noexcept override {
     link_status_.fail(why);
     ServerExchange::lost(std::move(why));

@@ -156,7 +156,6 @@ class StepExchange : public ServerExchange {
   }
 
   void arrived(std::size_t layer, std::uint32_t) noexcept override { one_arrived(layer, 1); }
-  void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
   void read_moved() override {
     if (kept_ > 1)
       raise(Errc::bad_configuration,

@@ -221,7 +221,7 @@ class StreamExchange final : public ServerExchange {
         continue;
       }
       if (in.last_pull()) {
-        link_->take_last(cell.first + l, to);
+        link_->take(cell.first + l, all_rounds, to);
         continue;
       }
       VersionTag const tag =
@@ -284,8 +284,7 @@ class StreamExchange final : public ServerExchange {
   void ask(std::size_t c, std::uint32_t rounds) {
     CellLayers const& cell = cells_[c];
     streams_[c].most_asked = std::max(streams_[c].most_asked, rounds);
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
-      rounds == all_rounds ? link_->ask_last(l) : link_->ask(l, rounds);
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, rounds);
   }
   /// Whether a snapshot is the newest.
   [[nodiscard]] bool on_arrival() const noexcept {
@@ -306,13 +305,11 @@ class StreamExchange final : public ServerExchange {
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
+    if (rounds == all_rounds) return one_arrived(layer, program_->pushes() + 1);
     if (!on_arrival()) return one_arrived(layer, rounds);
     std::size_t const c = cell_of(layer);
     streams_[c].arrived.arrive(layer - cells_[c].first, rounds,
                                [&](std::uint32_t there) { tell(c, there); });
-  }
-  void arrived_last(std::size_t layer) noexcept override {
-    one_arrived(layer, program_->pushes() + 1);
   }
 
   FixedArray<CellStream> streams_;  // [cells]

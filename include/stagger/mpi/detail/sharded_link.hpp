@@ -140,24 +140,15 @@ class ShardedLink final : public ParameterLink {
       if (p != own && parts_[p] != nullptr) failures = parts_[p]->begin_part(failures);
   }
   void read(std::size_t l, std::byte* values) override { part_of(l).read(l, values); }
-  void push(std::size_t l, std::byte const* values, bool last) override {
-    part_of(l).push(l, values, last);
+  void push(std::size_t l, std::byte const* values, bool last, ByteRange part) override {
+    part_of(l).push(l, values, last, part);
   }
-  void ask(std::size_t l, std::uint32_t rounds) override { part_of(l).ask(l, rounds); }
-  void ask_last(std::size_t l) override { part_of(l).ask_last(l); }
-  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds,
-                                   std::byte* values) override {
-    return part_of(l).take(l, rounds, values);
+  void ask(std::size_t l, std::uint32_t rounds, ByteRange part) override {
+    part_of(l).ask(l, rounds, part);
   }
-  void take_last(std::size_t l, std::byte* values) override { part_of(l).take_last(l, values); }
-  void push_part(std::size_t l, std::byte const* values, ByteRange part) override {
-    part_of(l).push_part(l, values, part);
-  }
-  void ask_part(std::size_t l, std::uint32_t rounds, ByteRange part) override {
-    part_of(l).ask_part(l, rounds, part);
-  }
-  void take_part(std::size_t l, std::uint32_t rounds, std::byte* values, ByteRange part) override {
-    part_of(l).take_part(l, rounds, values, part);
+  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values,
+                                   ByteRange part) override {
+    return part_of(l).take(l, rounds, values, part);
   }
   void report(double loss) override {
     for (auto const& part : parts_)

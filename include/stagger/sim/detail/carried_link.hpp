@@ -77,65 +77,54 @@ class CarriedLink final : public ParameterLink,
     if (!exact_ && !instant()) layers_[layer].read(values);
   }
 
-  void push(std::size_t layer, std::byte const* values, bool last) override {
-    std::uint32_t const push = layers_[layer].pushes++;
-    if (instant()) {
-      tell(layer, true, push, time_->queue.now_s());
-      return link_->push(layer, values, last);
-    }
-    std::size_t const number = make(Parcel::pushed, layer, push);
-    parcels_[number].last = last;
-    fill(number, values);
-    if (link_->has_turn(layer)) return send_push(number);
-    if (held_.empty()) time_->wait_for_turn.push_back(this);
-    held_.push_back(number);
-  }
-
   /// Late layers are sent one after the other, as on one connection, so that answers for the first
   /// are already in transit while others are still being pushed.
-  void push_part(std::size_t layer, std::byte const* values, ByteRange part) override {
-    bool const late = part.first == 0;
-    std::uint32_t const push = late ? layers_[layer].pushes++ : layers_[layer].pushes;
+  void push(std::size_t layer, std::byte const* values, bool last, ByteRange part) override {
+    CarriedLayer& own = layers_[layer];
+    bool const whole = part.last > own.bytes;
+    bool const completes = part.first == 0;
+    std::uint32_t const push = completes ? own.pushes++ : own.pushes;
     if (instant()) {
       tell(layer, true, push, time_->queue.now_s());
-      return link_->push_part(layer, values, part);
+      return link_->push(layer, values, last, part);
     }
-    std::size_t const number = make(late ? Parcel::late : Parcel::urgent, layer, push);
+    std::size_t const number = make(whole       ? Parcel::pushed
+                                    : completes ? Parcel::late
+                                                : Parcel::urgent,
+                                    layer, push);
+    parcels_[number].last = last;
     parcels_[number].part = part;
     fill(number, values);
-    if (!late)
-      return time_->network.send(part.size_before(layers_[layer].sent_bytes), Direction::push,
-                                 *this, number);
-    late_.push_back(number);
-    if (late_.size() == 1) send_late();
+    if (!whole && completes) {
+      late_.push_back(number);
+      if (late_.size() == 1) send_late();
+    } else if (link_->has_turn(layer)) {
+      send_push(number);
+    } else {
+      if (held_.empty()) time_->wait_for_turn.push_back(this);
+      held_.push_back(number);
+    }
   }
   void report(double loss) override { link_->report(loss); }
   void ask_late(std::uint32_t step) override { link_->ask_late(step); }
-  void ask(std::size_t layer, std::uint32_t rounds) override {
-    if (exact_ || instant()) return link_->ask(layer, rounds);
-    layers_[layer].ask(rounds);
-    request(layer);
+  void ask(std::size_t layer, std::uint32_t rounds, ByteRange part) override {
+    CarriedLayer& own = layers_[layer];
+    if (!exact_ && !instant() && rounds != stagger::detail::all_rounds) {
+      own.ask(rounds);
+      return request(layer);
+    }
+    own.cancel();
+    own.asked = part;
+    link_->ask(layer, rounds, part);
   }
-  void ask_last(std::size_t layer) override {
-    layers_[layer].cancel();
-    link_->ask_last(layer);
-  }
-  void ask_part(std::size_t layer, std::uint32_t rounds, ByteRange part) override {
-    layers_[layer].asked = part;
-    link_->ask_part(layer, rounds, part);
-  }
-  void take_part(std::size_t layer, std::uint32_t rounds, std::byte* values,
-                 ByteRange part) override {
-    link_->take_part(layer, rounds, values, part);
-  }
-
-  VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
-    if (exact_ || instant()) return link_->take(layer, rounds, values);
+  VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values,
+                  ByteRange part) override {
+    if (exact_ || instant() || rounds == stagger::detail::all_rounds)
+      return link_->take(layer, rounds, values, part);
     CarriedLayer const& own = layers_[layer];
     if (own.bytes != 0) std::memcpy(values, own.answer.data(), own.bytes);
     return own.contained;
   }
-  void take_last(std::size_t layer, std::byte* values) override { link_->take_last(layer, values); }
 
   void end(std::exception_ptr why) noexcept override {
     drop();
@@ -169,8 +158,10 @@ class CarriedLink final : public ParameterLink,
     if (layers_[layer].request()) link_->ask(layer, layers_[layer].rounds());
   }
   void send_push(std::size_t number) {
-    parcels_[number].sent_s = time_->queue.now_s();
-    time_->network.send(layers_[parcels_[number].layer].sent_bytes, Direction::push, *this, number);
+    Parcel& parcel = parcels_[number];
+    parcel.sent_s = time_->queue.now_s();
+    time_->network.send(parcel.part.size_before(layers_[parcel.layer].sent_bytes), Direction::push,
+                        *this, number);
   }
   /// Sends the pushes whose turn it is.
   void send_held() {
@@ -210,22 +201,13 @@ class CarriedLink final : public ParameterLink,
         tell(layer, false, rounds, time_->queue.now_s());
         return listener_->arrived(layer, rounds);
       }
-      std::size_t const number = make(Parcel::answer, layer, rounds);
-      if (exact_)
+      bool const last = rounds == stagger::detail::all_rounds;
+      std::size_t const number = make(last ? Parcel::last_answer : Parcel::answer, layer, rounds);
+      if (exact_ || last)
         time_->network.send(layers_[layer].asked.size_before(layers_[layer].sent_bytes),
                             Direction::pull, *this, number);
       else  // its values are those of this moment, but the server is at work
         time_->queue.at(time_->queue.now_s(), *this, answers, number);
-    });
-  }
-  void arrived_last(std::size_t layer) noexcept override {
-    send([&] {
-      if (instant()) {
-        tell(layer, false, stagger::detail::all_rounds, time_->queue.now_s());
-        return listener_->arrived_last(layer);
-      }
-      time_->network.send(layers_[layer].sent_bytes, Direction::pull, *this,
-                          make(Parcel::last_answer, layer, stagger::detail::all_rounds));
     });
   }
   void late_layers(std::uint32_t step, LateSet const& late) noexcept override {
@@ -275,15 +257,12 @@ class CarriedLink final : public ParameterLink,
         late_.pop_back();
         if (!late_.empty()) send([&] { send_late(); });
       }
-      send([&] {
-        if (parcel.kind == Parcel::pushed) return link_->push(l, parcel.values.data(), parcel.last);
-        link_->push_part(l, parcel.values.data(), parcel.part);
-      });
+      send([&] { link_->push(l, parcel.values.data(), parcel.last, parcel.part); });
       pass_turn();
       if (layer.under_way != 0) --layer.under_way;
       send([&] { request(l); });
     } else if (parcel.kind == Parcel::last_answer) {
-      listener_->arrived_last(l);
+      listener_->arrived(l, parcel.number);
     } else {
       send([&] { request(l); });
       listener_->arrived(l, there);

@@ -17,7 +17,7 @@ struct Parcel {
   enum Kind : std::uint8_t { none, pushed, urgent, late, answer, last_answer, choice };
   Kind kind = none;
   bool last = false;
-  stagger::detail::ByteRange part{};  ///< of an urgent or late push
+  stagger::detail::ByteRange part{};  ///< of a push
   std::size_t layer = 0;              ///< of a message about late layers: the number of layers
   std::size_t split = 0;              ///< of a message about late layers: the layer of which only
                                       ///< `part` is late
