@@ -284,10 +284,9 @@ class ParameterStore {
   StoreWorkers workers_;
   StoreHistory history_;
   Snapshots snapshots_{values_.parameters()};
-  BlockPool blocks_;  // copies of pushes
-  std::uint32_t streams_ = 0;
-  std::uint32_t start_ = 0;     // rounds when the streams began; of use only if layers may be late
-  std::size_t late_bytes_ = 0;  // how many of the layer's first bytes are late
+  BlockPool blocks_;                       // copies of pushes
+  std::uint32_t streams_ = 0, start_ = 0;  // that have ended, and rounds before those that go on
+  std::size_t late_bytes_ = 0;             // how many of the layer's first bytes are late
 };
 
 }  // namespace stagger::detail
