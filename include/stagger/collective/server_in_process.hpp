@@ -378,7 +378,8 @@ class ServerInProcess : private ServerStreams {
   }
   [[nodiscard]] bool has_turn(int client, std::size_t l) {
     std::lock_guard const lock(mutex(l));
-    return layers_[l].has_turn(worker_of(client));
+    return layers_.adds() != staleness::Adds::in_turn ||
+           layers_[l].workers().has_turn(worker_of(client));
   }
   void report(int client, double loss) {
     begin_without_layers(client);

@@ -144,12 +144,6 @@ class ParameterStore {
     return workers_.have_added(pushes);
   }
 
-  /// Whether a push of the worker would be added when it arrives; with Adds::in_worker_order, once
-  /// those of the others have arrived.
-  [[nodiscard]] bool has_turn(int worker) const noexcept {
-    return rules_.adds != staleness::Adds::in_turn || workers_.has_turn(worker);
-  }
-
   /// With Adds::in_worker_order: whether weights are kept that contain so many pushes, or all that
   /// are added, if those are fewer.
   [[nodiscard]] bool keeps(std::uint32_t pushes) const {

@@ -52,8 +52,7 @@ namespace detail {
       if (ends_step(in.op)) continue;
       if (in.cell >= program.cells.size() || program.cells[in.cell].rank != own ||
           program.cells[in.cell].stage != in.stage)
-        state.refuse(
-            {"works on cell ", in.cell, " of stage ", in.stage, ", which it does not hold"});
+        state.refuse("works on cell ", in.cell, " of stage ", in.stage, ", which it does not hold");
       if (adds_up(in.op) != (rank.reducer_for >= 0)) state.refuse("is of the wrong kind for that");
       if (in.microbatch >= state.units && !exchanges(in.op))
         state.refuse("works on microbatch ", in.microbatch, " of ", state.units);

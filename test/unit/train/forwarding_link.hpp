@@ -30,6 +30,7 @@ class Forwarding : public stagger::detail::ParameterLink {
   void push(std::size_t l, std::byte const* values, bool last, Bytes part) override {
     own_->push(l, values, last, part);
   }
+  [[nodiscard]] bool has_turn(std::size_t l) const override { return own_->has_turn(l); }
   void report(double loss) override { own_->report(loss); }
   void ask_late(std::uint32_t step) override { own_->ask_late(step); }
   void ask(std::size_t l, std::uint32_t rounds, Bytes part) override { own_->ask(l, rounds, part); }

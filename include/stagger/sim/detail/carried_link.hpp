@@ -52,7 +52,6 @@ class CarriedLink final : public ParameterLink,
     WorkerRules timed = rules;
     timed.clock = time_.get();
     exact_ = rules.adds == staleness::Adds::in_worker_order;
-    in_turn_ = rules.adds == staleness::Adds::in_turn;
     layers_ = List<CarriedLayer>(layers.size());
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       layers_[l].bytes = layers[l].bytes_of_values();
@@ -138,7 +137,6 @@ class CarriedLink final : public ParameterLink,
 
  private:
   enum Kind : std::uint32_t { answers, turn_passes };
-
   [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }
 
   /// @return its place
@@ -175,7 +173,7 @@ class CarriedLink final : public ParameterLink,
     if (kept != 0) time_->wait_for_turn.push_back(this);
   }
   void pass_turn() noexcept {
-    if (in_turn_) send([&] { time_->pass_turn(turn_passes); });
+    send([&] { time_->pass_turn(turn_passes); });
   }
   void send_late() {
     Parcel& parcel = parcels_[late_.front()];
@@ -282,7 +280,6 @@ class CarriedLink final : public ParameterLink,
   std::shared_ptr<SharedTime> time_;
   ParameterListener* listener_ = nullptr;
   bool exact_ = true;
-  bool in_turn_ = false;
   List<CarriedLayer> layers_;
   Parcels parcels_;
   List<std::size_t> late_;  // parcels sent one after another; the first is in transit
