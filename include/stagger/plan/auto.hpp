@@ -66,10 +66,10 @@ struct Auto {
     if (w.request().microbatch > 0) return {w.request().microbatch};
     int const b = w.profile().batch;
     std::vector<int> all{b};
-    for (int const size : {b / 2, b / 4, 2 * b, 4 * b})
+    for (long long const size : {b / 2LL, b / 4LL, 2LL * b, 4LL * b})
       if (size >= 1 && size <= w.request().batch &&
           std::find(all.begin(), all.end(), size) == all.end())
-        all.push_back(size);
+        all.push_back(static_cast<int>(size));
     return all;
   }
 

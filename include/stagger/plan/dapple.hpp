@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/placement/fill.hpp>
 #include <stagger/plan/baselines.hpp>
@@ -129,8 +130,8 @@ class DappleSearch {
   bool fits(StageMemory const& m, Group const& g, int i, int stages, int microbatches, int first,
             int end) {
     int const in_flight = short_warm_up_ ? 1 : std::min(stages - i, microbatches);
+    if (m.depth(g.capacity_bytes, in_flight) == in_flight) return true;  // as the Evaluator decides
     double const needed = m.bytes(in_flight);
-    if (needed <= g.capacity_bytes) return true;
     double const over = needed / std::max(1.0, g.capacity_bytes);
     if (least_over_ == 0 || over < least_over_) {
       least_over_ = over;
@@ -321,7 +322,12 @@ struct Dapple {
   long long budget = 2'000'000;
 
   /// @throws Infeasible if nothing fits; names the smallest requirement found
+  /// @throws Error       bad_configuration for the printed form with one device or one layer
   [[nodiscard]] Plan plan(Workload const& w) const {
+    if (form == Form::printed && (w.layers() < 2 || w.devices().size() < 2))
+      raise(Errc::bad_configuration, "the paper's planner cuts a model in two or more, which ",
+            counted(w.layers(), "layer"), " on ", counted(w.devices().size(), "device"),
+            " cannot be; plan with Form::corrected");
     long long candidates = 0;
     Shortage shortage;
     if (auto found = search(w, candidates, shortage)) return *std::move(found);

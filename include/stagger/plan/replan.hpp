@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/plan/baselines.hpp>
 #include <stagger/plan/dapple.hpp>
 #include <stagger/plan/evaluate.hpp>
@@ -28,7 +29,15 @@ struct Replan {
   /// @param before  the plan that ran
   /// @param w       the same profile and cluster; its request leaves out the devices that are lost
   /// @throws Infeasible if nothing fits on the remaining devices
+  /// @throws Error       mismatch for a plan whose stages are not the profile's layers in order
   [[nodiscard]] Plan plan(Plan const& before, Workload const& w) const {
+    int planned = 0;  // layers
+    for (PlanStage const& s : before.stages)
+      if (s.first == planned && s.last >= s.first) planned = s.last + 1;
+    if (planned != w.layers() || before.stages.back().last + 1 != planned)
+      raise(Errc::mismatch, "the stages of the plan hold ", counted(planned, "layer"),
+            " one after the other, the profile has ", w.layers(),
+            "; give the profile that the plan was made for");
     Evaluator evaluator(w);
     std::optional<Candidate> best;
     long long evaluated = 0;

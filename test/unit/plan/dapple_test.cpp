@@ -232,6 +232,11 @@ TEST_CASE("plan/Dapple: one device, one layer, unequal devices", "[plan]") {
   one.layers.resize(1);
   CHECK(Dapple{}.plan(Workload(one, cluster::dapple_a(1, 4), {.batch = 8})).stages.size() == 1);
 
+  for (auto const& [model, devices] : {std::pair{bert, 1}, std::pair{one, 4}})
+    CHECK_THROWS_WITH(Dapple{.form = Form::printed}.plan(
+                          Workload(model, cluster::dapple_b(devices), {.batch = 8})),
+                      Catch::Contains("cuts a model in two or more"));
+
   cluster::Cluster unequal = cluster::dapple_b(2);
   unequal.devices[1].kind = "slow";
   unequal.devices[1].speed = 0.5;
@@ -353,6 +358,26 @@ TEST_CASE("plan/Replan: the loss of any of 16 devices is planned around", "[plan
       CHECK(after.simulated_s <= Dapple{}.plan(left).simulated_s * 1.02);
     }
   }
+}
+
+TEST_CASE("plan/Replan: a plan of another model is refused", "[plan]") {
+  auto model = dapple_models::bert();
+  Workload const w(model, cluster::dapple_b(4), {.batch = 64});
+  Plan before = Straight{}.plan(w);
+  model.layers.resize(20);
+  CHECK_THROWS_WITH(Replan{}.plan(before, Workload(model, cluster::dapple_b(4), {.batch = 64})),
+                    Catch::Contains("hold 50 layers one after the other, the profile has 20"));
+  CHECK_THROWS_WITH(Replan{}.plan({}, w), Catch::Contains("hold 0 layers"));
+  before.stages[1].first += 1;
+  CHECK_THROWS_WITH(Replan{}.plan(before, w), Catch::Contains("one after the other"));
+}
+
+TEST_CASE("plan/Auto: a profile of very many samples has no microbatches that overflowed",
+          "[plan]") {
+  auto model = dapple_models::bert();
+  model.batch = (1 << 30) + 1;  // four times as many would be 4
+  Workload const w(model, cluster::dapple_b(2), {.batch = 64});
+  CHECK_THROWS_AS((Auto{.budget = 1'000, .simulations = 0}.plan(w)), Infeasible);
 }
 
 TEST_CASE("plan/evaluate: drafts that are no plans are refused by number", "[plan]") {
