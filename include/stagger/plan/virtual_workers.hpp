@@ -228,9 +228,9 @@ struct VirtualWorkers {
     }
     raise(Errc::bad_configuration, "worker ", worker, " (", kinds, ") has no memory for ", n,
           " minibatches in flight: its stage ", shortage.stage, " would need ",
-          static_cast<long long>(shortage.needed_bytes), " of ",
-          static_cast<long long>(shortage.available_bytes), " bytes on device ", shortage.device,
-          "; ",
+          partition::detail::bytes_text(shortage.needed_bytes), " of ",
+          partition::detail::bytes_text(shortage.available_bytes), " bytes on device ",
+          shortage.device, "; ",
           fits > 0 ? text("the most that fits is ", fits)
                    : text("not even 1 fits: give it ", shortage.memory_factor,
                           " times the memory, other devices",
@@ -314,6 +314,10 @@ struct VirtualWorkers {
       worker.waiting = played[w].waiting_s / end_s;
       worker.idle = played[w].idle_waiting_s / end_s;
     }
+    if (!(to_s > from_s))
+      raise(Errc::bad_data,
+            "minibatches take these workers no time, so that nothing tells plans apart; give a "
+            "profile of layers that take time");
     plan.samples_per_s =
         static_cast<double>(plan.workers.size()) * 2 * quarter * plan.batch / (to_s - from_s);
   }

@@ -215,6 +215,13 @@ TEST_CASE("plan/VirtualWorkers: refuses what cannot be planned", "[plan]") {
                                             .parameters = {plan::ParameterPlacement::local}}
                            .plan(profile, cluster)),
                       Catch::Contains("local parameters need equal cuts"));
+  cluster::Profile timeless{.name = "timeless", .batch = 1, .device = "V", .layers = {}};
+  timeless.layers.resize(4);
+  REQUIRE_THROWS_WITH(plan::VirtualWorkers{}.plan(timeless, cluster),
+                      Catch::Contains("take these workers no time"));
+  timeless.layers[0] = {.forward_s = 1, .parameter_bytes = 9'000'000'000'000'000'000U};
+  REQUIRE_THROWS_WITH(plan::VirtualWorkers{}.plan(timeless, cluster),
+                      Catch::Contains("would need 18000000000000000000 of "));
 }
 
 namespace {

@@ -98,12 +98,11 @@ template <class Search>
     Limits const tried{limits.rule, fewer, limits.memory_factor};
     if (!search(tried).empty()) break;
   }
-  auto const bytes = [](double b) { return text(static_cast<long long>(b)); };
-  std::string sentence =
-      text("no partition fits with ", limits.in_flight, " in flight: even the best lets stage ",
-           worst, " (layers ", first, " to ", last - 1, ") need ", bytes(whole),
-           " bytes on device ", device, ", which has ", bytes(available), "; its largest is layer ",
-           largest, ", which alone needs ", bytes(alone(largest)), " bytes; it fits ");
+  std::string sentence = text(
+      "no partition fits with ", limits.in_flight, " in flight: even the best lets stage ", worst,
+      " (layers ", first, " to ", last - 1, ") need ", bytes_text(whole), " bytes on device ",
+      device, ", which has ", bytes_text(available), "; its largest is layer ", largest,
+      ", which alone needs ", bytes_text(alone(largest)), " bytes; it fits ");
   if (fewer > 0) sentence += text("with ", fewer, " in flight, or ");
   sentence += text("with ", enough, " times the memory on each device");
   throw DoesNotFit(sentence, {.stage = static_cast<int>(worst),
