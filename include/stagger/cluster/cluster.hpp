@@ -122,6 +122,10 @@ constexpr void require_link(Link const& link, std::string const& where) {
   };
   rate("bytes_per_s", link.bytes_per_s);
   auto const& rates = link.all_reduce_bytes_per_s;
+  if (rates.size() == 2)
+    raise(Errc::bad_data, where,
+          " has all_reduce_bytes_per_s for 0 and 1 devices only; give one rate for any number of "
+          "them, or a list that goes on with 2");
   for (std::size_t r = rates.size() == 1 ? 0 : 2; r < rates.size(); ++r)
     rate("all_reduce_bytes_per_s", rates[r]);
 }

@@ -64,6 +64,8 @@ TEST_CASE("cluster/Cluster: what cannot be names device or link, field and value
   refused([&](Cluster& c) { c.intra[1].alpha_s = nan; }, "link inside node 1 has alpha_s = ");
   refused([](Cluster& c) { c.inter.all_reduce_bytes_per_s[2] = -5; },
           "all_reduce_bytes_per_s = -5");
+  refused([](Cluster& c) { c.inter.all_reduce_bytes_per_s = {1, 0}; },
+          "link between nodes has all_reduce_bytes_per_s for 0 and 1 devices only");
 }
 
 TEST_CASE("cluster/preset: the papers' clusters have their devices, links and all-reduce rates",
