@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <stagger/cluster/cluster.hpp>
@@ -76,13 +77,13 @@ struct EqualDistribution {
   [[nodiscard]] constexpr std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
                                                                  int workers) const {
     std::vector<std::vector<int>> result;
-    for (int w = 0; w < workers; ++w) result.emplace_back();
     for (int n = 0; n < cluster.nodes(); ++n) {
       auto const devices = cluster.devices_of(n);
-      if (devices.size() != result.size() || workers < 1)
+      if (std::cmp_not_equal(devices.size(), workers) || workers < 1)
         detail::refuse_allocation("EqualDistribution",
                                   "in every node as many devices as there are workers",
                                   "the number in one node", devices.size());
+      result.resize(devices.size());
       for (std::size_t w = 0; w < result.size(); ++w) result[w].push_back(devices[w]);
     }
     return result;

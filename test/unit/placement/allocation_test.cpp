@@ -55,6 +55,8 @@ TEST_CASE("placement/allocation: what cannot be shared out is named", "[placemen
   CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, 3),
                     Catch::Contains("the number in one node is 4"));
   CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, -1), Catch::Contains("wants"));
+  CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, 1'000'000'000),
+                    Catch::Contains("wants"));
   CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 3),
                     Catch::Contains("the number of workers is 3"));
   CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 0), Catch::Contains("is 0"));
