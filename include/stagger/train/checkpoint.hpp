@@ -36,7 +36,7 @@ namespace stagger {
 
 /// The state of a run, besides its parameters.
 struct CheckpointState {
-  std::int64_t step = 0;   ///< optimizer steps taken
+  std::int64_t step = 0;   ///< optimizer steps taken, >= 0
   std::uint64_t seed = 0;  ///< of the run
   std::string model;       ///< must match when restored: "gpt, width 128, ..."
   std::string settings;    ///< a description that the caller compares
@@ -189,7 +189,8 @@ class Checkpoints {
 
   /// Writes a checkpoint. Of the others only the previous one is kept, so that a run which has gone
   /// back after a damaged file does not keep the abandoned steps.
-  /// @throws Error  with Errc::io; the checkpoints that existed before still exist
+  /// @throws Error  with Errc::io, or bad_configuration for a step below 0; the checkpoints that
+  ///                existed before still exist
   void write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
     write(state, detail::shapes_of(parameters), [&](auto const& add) {
       for (auto const& parameter : parameters) add(parameter);
@@ -234,6 +235,9 @@ class Checkpoints {
   /// @param each  calls its argument with every parameter; returns whether this process writes
   template <class Each>
   void write(CheckpointState const& state, List<ParameterShape> const& shapes, Each&& each) const {
+    if (state.step < 0)  // no name of a file would say so, and all others would be removed
+      raise(Errc::bad_configuration, "a checkpoint of step ", state.step,
+            " cannot be found again; count the steps from 0");
     std::optional<detail::CheckedWriter> out;
     auto const begin = [&] {
       out.emplace(detail::checkpoint_path(folder_, state.step));

@@ -234,6 +234,16 @@ TEST_CASE("train/checkpoint: the last two are kept, steps that were abandoned go
   CHECK(folder.names() == std::vector<std::string>{"notes.txt", "step-999999999.stagger"});
 }
 
+TEST_CASE("train/checkpoint: a step below 0 is refused, and removes no other", "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  Model const model(1);
+  checkpoints.write(state(7), model.parameters);
+  CHECK_THROWS_WITH(checkpoints.write(state(-5), model.parameters),
+                    Catch::Contains("a checkpoint of step -5 cannot be found again"));
+  CHECK(checkpoints.steps() == std::vector<std::int64_t>{7});
+}
+
 TEST_CASE("train/checkpoint: another model is refused with the first difference", "[train]") {
   TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
