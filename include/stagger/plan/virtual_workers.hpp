@@ -34,6 +34,16 @@ namespace detail {
          a.until_s == b.until_s;
 }
 
+/// The devices of each worker.
+[[nodiscard]] inline std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
+                                                            Allocation allocation, int workers) {
+  if (allocation == Allocation::node_partition)
+    return placement::NodePartition{}.allocate(cluster, workers);
+  if (allocation == Allocation::equal_distribution)
+    return placement::EqualDistribution{}.allocate(cluster, workers);
+  return placement::HybridDistribution{}.allocate(cluster, workers);
+}
+
 /// @throws Error  bad_configuration for a model that lets a worker be further ahead
 inline void require_distance(schedule::WaveModel const& model, int distance, int minibatches) {
   for (int m = 0; model.minibatches() > 0 && m < minibatches; ++m)
@@ -127,8 +137,7 @@ struct VirtualWorkers {
     if (!best)
       raise(Errc::bad_configuration,
             "local parameters need equal cuts on the same nodes, which these workers do not have; "
-            "allow "
-            "ParameterPlacement::round_robin, or Allocation::equal_distribution");
+            "allow ParameterPlacement::round_robin, or Allocation::equal_distribution");
     best->candidates = candidates;
     if (best->in_flight == 1)
       detail::note_limits(*best, [&](std::vector<int> const& devices) {
@@ -164,15 +173,6 @@ struct VirtualWorkers {
     check(!parameters.empty(), "VirtualWorkers::parameters", "empty", "give one or more");
   }
 
-  [[nodiscard]] std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
-                                                       Allocation allocation) const {
-    if (allocation == Allocation::node_partition)
-      return placement::NodePartition{}.allocate(cluster, workers);
-    if (allocation == Allocation::equal_distribution)
-      return placement::EqualDistribution{}.allocate(cluster, workers);
-    return placement::HybridDistribution{}.allocate(cluster, workers);
-  }
-
   [[nodiscard]] partition::Partition cut(partition::Costs costs, int n) const {
     costs.parameter_copies = copies(n);
     return partition::MinMax{.any_order = true, .in_flight = n}.partition(costs);
@@ -187,7 +187,7 @@ struct VirtualWorkers {
     for (auto const& layer : profile.layers) plan.layer_bytes.push_back(layer.parameter_bytes);
     std::vector<partition::Costs> costs;
     std::vector<partition::Partition> found;
-    auto const groups = allocate(cluster, allocation);
+    auto const groups = detail::allocate(cluster, allocation, workers);
     for (std::size_t w = 0; w < groups.size(); ++w) {
       costs.push_back(partition::costs(profile, cluster, groups[w]));
       auto const same = std::find_if(costs.begin(), costs.end() - 1, [&](auto const& other) {
