@@ -13,16 +13,16 @@
 
 namespace stagger::plan {
 
-/// A lower bound of an iteration over all cuts, replicas, placements, warm-ups and groupings, for
-/// microbatches of at least `per_device` samples on each device, in simulated time.
+/// A lower bound of an iteration over all cuts, replicas, placements, warm-ups and groupings, in
+/// simulated time.
 ///
 /// The bound is the work over the sum of the devices' speeds. If all devices are equal, it is
 /// raised to the smaller of two bounds:
 ///  - for one stage: all devices do the same work, and the gradients follow as soon as they can;
 ///  - for more stages: with layers up to j on r devices, the later layers start a forward later
-///    and end a backward earlier than the first stage.
+///    and end a backward earlier than the first stage, of one sample or more.
 /// Memory is left out, since it can only make plans slower.
-[[nodiscard]] inline double lower_bound_s(Workload const& w, double per_device = 1) {
+[[nodiscard]] inline double lower_bound_s(Workload const& w) {
   int const N = w.layers();
   std::vector<int> const& ids = w.devices();
   auto const G = static_cast<double>(ids.size());
@@ -66,7 +66,7 @@ namespace stagger::plan {
     double const before = both(0, j, all.kinds), behind = both(j, N, all.kinds);
     for (int r = 1; r < static_cast<int>(ids.size()); ++r) {
       double const first = before * batch / r;
-      double const rest = behind * batch / (G - r) + before * per_device;
+      double const rest = behind * batch / (G - r) + before;
       best = std::min(best, std::max(first, rest));
     }
   }

@@ -38,7 +38,6 @@ struct Draft {
   int microbatch = 0;  ///< samples per device; 0: the workload's
   bool recompute = false;
   Gradients gradients = Gradients::together;
-  int gap = 0;  ///< of the warm-up; 0: the one of 1 to 3 with the fastest simulation
   friend bool operator==(Draft const&, Draft const&) = default;
 };
 
@@ -209,7 +208,7 @@ class Evaluator {
     }
     detail::cost_transfers(w, f, plan, times_);
     plan.estimate = detail::latency_of(times_, f.microbatches, form);
-    std::vector<int> const counts = warm_up(draft.gap, f.microbatches, plan.simulated_s);
+    std::vector<int> const counts = warm_up(f.microbatches, plan.simulated_s);
     for (std::size_t i = 0; i < counts.size(); ++i) {
       plan.stages[i].warm_up = counts[i];
       plan.stages[i].memory_bytes = memory_[i].bytes(counts[i]);
@@ -222,13 +221,14 @@ class Evaluator {
   [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
 
  private:
-  [[nodiscard]] std::vector<int> warm_up(int gap, int microbatches, double& seconds) {
+  /// The warm-up whose gap, of 1 to 3, has the fastest simulation.
+  [[nodiscard]] std::vector<int> warm_up(int microbatches, double& seconds) {
     auto const play = [&](std::vector<int> const& counts) {
       return simulator_.play(times_, microbatches, counts);
     };
     int const S = static_cast<int>(depths_.size());
     std::vector<int> best;
-    for (int g = std::max(1, gap); g <= (gap > 0 ? gap : S > 1 ? 3 : 1); ++g) {
+    for (int g = 1; g <= (S > 1 ? 3 : 1); ++g) {
       auto const counts = fit_warm_up(warm_up_counts(S, g, microbatches), depths_, play);
       double const s = play(counts);
       if (!best.empty() && !(s < seconds * (1 - 1e-12))) continue;
@@ -262,12 +262,10 @@ class Evaluator {
 /// @throws Infeasible if the batch is too small, or a stage does not fit
 /// @throws Error       bad_configuration for stages that leave out layers, or devices that are used
 ///                     twice or do not exist
-[[nodiscard]] inline Plan evaluate(Workload const& workload, Draft const& draft,
-                                   std::string const& policy = "given",
-                                   Form form = Form::corrected) {
+[[nodiscard]] inline Plan evaluate(Workload const& workload, Draft const& draft) {
   require_draft(workload, draft);
   Evaluator evaluator(workload);
-  auto plan = evaluator(draft, policy, form);
+  auto plan = evaluator(draft, "given");
   if (!plan) throw infeasible(workload, evaluator.shortage());
   return *std::move(plan);
 }
