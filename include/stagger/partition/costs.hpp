@@ -150,7 +150,6 @@ namespace detail {
   return std::to_string(whole_bytes(bytes));
 }
 
-
 constexpr void require_in_flight(int in_flight) {
   if (in_flight < 1)
     raise(Errc::bad_configuration, in_flight, " minibatches in flight cannot run; use 1 or more");

@@ -17,7 +17,6 @@
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/sim/detail/carried_layer.hpp>
 #include <stagger/sim/detail/event_queue.hpp>
-#include <stagger/sim/detail/parcels.hpp>
 
 namespace stagger::sim::detail {
 
