@@ -14,10 +14,10 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/report/detail/escape.hpp>
 #include <stagger/report/detail/svg_style.hpp>
 #include <stagger/report/detail/ticks.hpp>
 #include <stagger/report/format.hpp>
+#include <stagger/report/utf8.hpp>
 #include <stagger/report/svg_options.hpp>
 
 namespace stagger::report {

@@ -11,11 +11,11 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/partition/split_plan.hpp>
-#include <stagger/report/detail/escape.hpp>
 #include <stagger/report/detail/svg_style.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/svg_options.hpp>
 #include <stagger/report/table.hpp>
+#include <stagger/report/utf8.hpp>
 
 namespace stagger::report {
 

@@ -9,9 +9,9 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/action_style.hpp>
-#include <stagger/report/detail/escape.hpp>
 #include <stagger/report/detail/svg_layout.hpp>
 #include <stagger/report/format.hpp>
+#include <stagger/report/utf8.hpp>
 
 namespace stagger::report::detail {
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/report/detail/escape.hpp>
 #include <stagger/report/detail/svg_lanes.hpp>
 #include <stagger/report/detail/svg_layout.hpp>
 #include <stagger/report/detail/svg_style.hpp>
@@ -20,6 +19,7 @@
 #include <stagger/report/format.hpp>
 #include <stagger/report/summary.hpp>
 #include <stagger/report/svg_options.hpp>
+#include <stagger/report/utf8.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 namespace stagger::report::detail {
