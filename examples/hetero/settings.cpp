@@ -133,95 +133,71 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                "hetero"};
   cli::prepare(app);
 
-  char const* group = "What is trained, and how";
+  app.option_defaults()->group("What is trained, and how");
   app.add_option("--model", s.model,
-                 "gpt: the transformer of examples/gpt; vgg: the network of examples/vgg")
-      ->group(group);
-  app.add_option("--sync", s.sync, help_of_models())->group(group);
-  app.add_flag("--compare", s.compare, "Run all of them, and rank them by the time to --target")
-      ->group(group);
+                 "gpt: the transformer of examples/gpt; vgg: the network of examples/vgg");
+  app.add_option("--sync", s.sync, help_of_models());
+  app.add_flag("--compare", s.compare, "Run all of them, and rank them by the time to --target");
   auto* const paper =
       app.add_option("--paper", s.paper,
-                     "hetpipe or osp: the paper's claims, published and as they come out here")
-          ->group(group);
+                     "hetpipe or osp: the paper's claims, published and as they come out here");
   auto* const seeds =
-      app.add_option("--seeds", s.seeds, "--paper: how often each run is made, with other seeds")
-          ->group(group);
-  app.add_option("--workers", s.workers, "Pipelines that train together")->group(group);
-  app.add_option("--stages", s.stages, "Stages of each")->group(group);
+      app.add_option("--seeds", s.seeds, "--paper: how often each run is made, with other seeds");
+  app.add_option("--workers", s.workers, "Pipelines that train together");
+  app.add_option("--stages", s.stages, "Stages of each");
   app.add_option("--in-flight", s.in_flight,
-                 "Minibatches in a push: a wave of wsp, the microbatches of any other's step")
-      ->group(group);
-  app.add_option("--distance", s.distance, "wsp: how many waves a worker may be ahead")
-      ->group(group);
-  app.add_option("--bound", s.bound, "ssp: how many steps a worker may be ahead")->group(group);
-  app.add_option("--period", s.period, "local-sgd: steps between two means")->group(group);
-  app.add_option("--late", s.late, "osp: share of the bytes that are exchanged in the next step")
-      ->group(group);
+                 "Minibatches in a push: a wave of wsp, the microbatches of any other's step");
+  app.add_option("--distance", s.distance, "wsp: how many waves a worker may be ahead");
+  app.add_option("--bound", s.bound, "ssp: how many steps a worker may be ahead");
+  app.add_option("--period", s.period, "local-sgd: steps between two means");
+  app.add_option("--late", s.late, "osp: share of the bytes that are exchanged in the next step");
   app.add_flag("--whole-layers", s.whole_layers,
-               "osp: send no layer late in part, whatever share the whole ones make up")
-      ->group(group);
+               "osp: send no layer late in part, whatever share the whole ones make up");
   app.add_flag("--exact", s.exact,
-               "ssp, wsp: add pushes in the order of workers, for the same bits at any timing")
-      ->group(group);
+               "ssp, wsp: add pushes in the order of workers, for the same bits at any timing");
   app.add_option(
-         "--pushes", s.pushes,
-         "asp, ssp: gradients, for the server's optimizer; changes, by each worker's own, as "
-         "ssp takes with --exact")
-      ->group(group);
+      "--pushes", s.pushes,
+      "asp, ssp: gradients, for the server's optimizer; changes, by each worker's own, as "
+      "ssp takes with --exact");
   auto* const steps = app.add_option("--steps", s.steps,
                                      "Steps of each worker; wsp: waves; --paper osp: of each run, "
-                                     "in whole epochs; left out: as many as it takes to learn")
-                          ->group(group);
-  app.add_option("--batch", s.batch, "Examples of a minibatch")->group(group);
+                                     "in whole epochs; left out: as many as it takes to learn");
+  app.add_option("--batch", s.batch, "Examples of a minibatch");
   auto* const rate =
       app.add_option("--rate", s.rate,
-                     "Learning rate of all workers together; left out: one that suits the model")
-          ->group(group);
-  auto* const target =
-      app.add_option("--target", s.target,
-                     "Loss whose time is reported; left out: one that the model reaches")
-          ->group(group);
-  app.add_option("--seed", s.seed, "Seed of everything random")->group(group);
+                     "Learning rate of all workers together; left out: one that suits the model");
+  auto* const target = app.add_option(
+      "--target", s.target, "Loss whose time is reported; left out: one that the model reaches");
+  app.add_option("--seed", s.seed, "Seed of everything random");
 
-  group = "Where it runs";
+  app.option_defaults()->group("Where it runs");
   app.add_option(
-         "--device", s.device,
-         "threads: of this machine; mpi: a process for each worker, under mpirun; tcp: likewise, "
-         "with a server on a port of this machine; clock: in virtual time, on the cluster below")
-      ->group(group);
+      "--device", s.device,
+      "threads: of this machine; mpi: a process for each worker, under mpirun; tcp: likewise, "
+      "with a server on a port of this machine; clock: in virtual time, on the cluster below");
   app.add_option("--cluster", s.cluster,
                  "Times of VGG-19 (vgg-19) or ResNet-152 (resnet-152) on HetPipe's 16 GPUs, or of "
-                 "stages of 1 s (equal)")
-      ->group(group);
+                 "stages of 1 s (equal)");
   app.add_option("--gpus", s.gpus, "Kinds of HetPipe's GPUs that take part, four of each")
-      ->type_name("LETTERS")
-      ->group(group);
+      ->type_name("LETTERS");
   app.add_option("--allocation", s.allocation,
                  "GPUs of each worker: those of one node (np), one of each node (ed), two of two "
-                 "nodes (hd)")
-      ->group(group);
+                 "nodes (hd)");
   app.add_option("--parameters", s.parameters,
                  "Where a layer's parameters lie: on the nodes in turn (round-robin), or where the "
-                 "layer runs (local)")
-      ->group(group);
+                 "layer runs (local)");
   auto* const link =
       app.add_option("--link", s.link,
                      "Instead of the cluster's own links: how long the pushes of all workers take, "
-                     "relative to computing one")
-          ->group(group);
+                     "relative to computing one");
 
-  group = "Output";
-  app.add_option("--csv", s.csv, "File for each minibatch's times and loss")
-      ->type_name("FILE")
-      ->group(group);
+  app.option_defaults()->group("Output");
+  app.add_option("--csv", s.csv, "File for each minibatch's times and loss")->type_name("FILE");
   app.add_option("--trace", s.trace,
                  "File for a trace of the workers and the server, which ui.perfetto.dev opens")
-      ->type_name("FILE")
-      ->group(group);
+      ->type_name("FILE");
   app.add_option("--chart", s.chart, "File for a picture (SVG) of the loss over time")
-      ->type_name("FILE")
-      ->group(group);
+      ->type_name("FILE");
   app.footer(std::string("Example: hetero --sync wsp --distance 4 --parameters local\n") +
              cli::outputs);
 
