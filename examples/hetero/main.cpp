@@ -13,8 +13,7 @@
 
 #include "../terminal_text.hpp"
 #include "output.hpp"
-#include "paper_hetpipe.hpp"
-#include "paper_osp.hpp"
+#include "papers.hpp"
 #include "run.hpp"
 #include "settings.hpp"
 #include "staleness_models.hpp"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "osp_accuracy.hpp"
-#include "paper_osp.hpp"
+#include "papers.hpp"
 #include "textures.hpp"
 
 namespace hetero {
