@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transformer of examples/gpt on the sources of this project.
 
-#include <utility>
-
 #include "gpt/model/model.hpp"
 #include "gpt/text.hpp"
 #include "workers.hpp"
@@ -28,11 +26,8 @@ struct GptWorkload {
   [[nodiscard]] static std::vector<double> work() { return gpt::work_of(shape); }
 
   void draw(std::int64_t number, Batch& batch) const {
-    Batch one;
-    one.inputs.resize(1);
-    text.draw(seed, number, sequences, one);
-    batch.inputs.push_back(std::move(one.inputs[0]));
-    batch.targets.push_back(std::move(one.targets[0]));
+    batch.inputs.resize(1);
+    text.draw(seed, number, sequences, batch);
   }
   [[nodiscard]] Batch held_out() const {
     Batch batch;

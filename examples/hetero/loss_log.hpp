@@ -17,6 +17,11 @@
 #include <stagger/report/progress.hpp>
 
 namespace hetero {
+/// Seconds of this machine's clock.
+[[nodiscard]] inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 
 /// The losses of all workers, and the progress that they show.
 class LossLog {
@@ -53,11 +58,6 @@ class LossLog {
   [[nodiscard]] std::vector<double> take(std::size_t worker) { return std::move(losses_[worker]); }
 
  private:
-  static double now_s() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  }
-
   std::vector<std::vector<double>> losses_;  // [workers][minibatches]
   std::mutex mutex_;                         // of what follows
   stagger::report::ProgressOptions options_;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The network of examples/vgg on its textures.
 
-#include <utility>
-
 #include "vgg/images.hpp"
 #include "vgg/model/model.hpp"
 #include "workers.hpp"
@@ -27,10 +25,7 @@ struct VggWorkload {
   [[nodiscard]] static std::vector<double> work() { return vgg::work_of(shape()); }
 
   void draw(std::int64_t number, Batch& batch) const {
-    Batch one;
-    data.training.draw(seed, number, minibatch, one);
-    batch.inputs.push_back(std::move(one.inputs[0]));
-    batch.targets.push_back(std::move(one.targets[0]));
+    data.training.draw(seed, number, minibatch, batch);
   }
   [[nodiscard]] Batch held_out() const {
     Batch batch;

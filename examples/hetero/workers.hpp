@@ -2,7 +2,6 @@
 #pragma once
 /// @file   Workers of one workload, from their settings to what they did.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -39,7 +38,7 @@ namespace sg = stagger;
 ///       explicit Workload(Settings const&);
 ///       auto model() const;                           // the same each time
 ///       std::vector<double> work() const;             // [layers]
-///       void draw(std::int64_t number, Batch&) const; // adds a minibatch for training
+///       void draw(std::int64_t number, Batch&) const; // one minibatch for training
 ///       Batch held_out() const;
 ///     };
 /// @endcode
@@ -73,10 +72,6 @@ template <class Workload> class Workers {
   using Batch = typename Workload::Batch;
 
   static std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
-  static double now_s() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  }
 
   /// @param device_of  a device for worker n on a clock
   template <class Model, class DeviceOf> Run run(Model const& model, DeviceOf device_of) {
@@ -185,8 +180,12 @@ template <class Workload> class Workers {
       }
   }
 
+  /// Adds a minibatch.
   void draw(std::size_t worker, std::int64_t minibatch, Batch& batch) const {
-    workload_.draw(minibatch * s_.workers + static_cast<std::int64_t>(worker), batch);
+    Batch one;
+    workload_.draw(minibatch * s_.workers + static_cast<std::int64_t>(worker), one);
+    batch.inputs.push_back(std::move(one.inputs[0]));
+    batch.targets.push_back(std::move(one.targets[0]));
   }
 
   template <class Model> [[nodiscard]] auto schedule(std::size_t n, Model const& model) const {
