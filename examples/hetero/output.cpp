@@ -193,10 +193,13 @@ std::string comparison_of(std::vector<Compared> const& runs) {
 
 std::string curves_csv_of(std::vector<Compared> const& runs) {
   std::string out = "sync,time_s,loss\n";
-  for (Compared const& each : runs)
+  for (Compared const& each : runs) {
+    bool const plain = each.name.find(',') == std::string::npos;
+    std::string const name = plain ? each.name : "\"" + each.name + "\"";
     for (LossPoint const& point : curve_of(each.s, each.run))
-      out += stagger::text(each.name, ",", report::format_shortest(point.time_s), ",",
+      out += stagger::text(name, ",", report::format_shortest(point.time_s), ",",
                            report::format_shortest(point.loss), "\n");
+  }
   return out;
 }
 

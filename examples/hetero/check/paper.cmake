@@ -20,8 +20,8 @@ foreach(claim "C9 +VGG-19, images/s: Horovod on 16 +339 +- +-" "C9 +[^\n]*ED wit
 endforeach()
 file(READ ${FOLDER}/curves.csv csv)
 foreach(run "VGG-19, Horovod" "VGG-19, D=32" "ResNet-152, 12 GPUs")
-  if(NOT csv MATCHES "\n\"?${run}")
-    fail("should write the curve of ${run}")
+  if(NOT csv MATCHES "\n\"${run}\",[0-9.]+,[0-9.]+\n")
+    fail("should write the curve of ${run}, a name with a comma in quotes")
   endif()
 endforeach()
 
