@@ -14,12 +14,6 @@ namespace tool {
 
 namespace {
 
-Flag named(CLI::Option* option, std::string const& type, std::string const& group) {
-  if (!type.empty()) option->type_name(type);
-  if (!group.empty()) option->group(group);
-  return Flag(option);
-}
-
 /// Refuses an unknown flag, and suggests the nearest one.
 void refuse_unknown(CLI::App const& app, std::string const& program) {
   auto const unknown = app.remaining();
@@ -52,20 +46,20 @@ Flags::Flags(std::string const& program, std::string const& summary)
 
 Flags::~Flags() = default;
 
-Flag Flags::add(std::string const& name, std::string& value, std::string const& what,
-                std::string const& type, std::string const& group) {
-  return named(app_->add_option(name, value, what), type, group);
+template <class T>
+Flag Flags::add(std::string const& name, T& value, std::string const& what, std::string const& type,
+                std::string const& group) {
+  CLI::Option* const option = app_->add_option(name, value, what);
+  if (!type.empty()) option->type_name(type);
+  if (!group.empty()) option->group(group);
+  return Flag(option);
 }
-
-Flag Flags::add(std::string const& name, int& value, std::string const& what,
-                std::string const& type, std::string const& group) {
-  return named(app_->add_option(name, value, what), type, group);
-}
-
-Flag Flags::add(std::string const& name, double& value, std::string const& what,
-                std::string const& type, std::string const& group) {
-  return named(app_->add_option(name, value, what), type, group);
-}
+template Flag Flags::add(std::string const&, std::string&, std::string const&, std::string const&,
+                         std::string const&);
+template Flag Flags::add(std::string const&, int&, std::string const&, std::string const&,
+                         std::string const&);
+template Flag Flags::add(std::string const&, double&, std::string const&, std::string const&,
+                         std::string const&);
 
 Flag Flags::add(std::string const& name, bool& value, std::string const& what) {
   return Flag(app_->add_flag(name, value, what));

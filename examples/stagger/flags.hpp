@@ -39,13 +39,11 @@ class Flags {
   Flags& operator=(Flags const&) = delete;
 
   /// Adds a flag that sets `value`; a name without hyphens is a positional argument.
+  /// @tparam T     std::string, int or double
   /// @param type   name of the value in --help
   /// @param group  heading in --help
-  Flag add(std::string const& name, std::string& value, std::string const& what,
-           std::string const& type = "", std::string const& group = "");
-  Flag add(std::string const& name, int& value, std::string const& what, std::string const& type,
-           std::string const& group = "");
-  Flag add(std::string const& name, double& value, std::string const& what, std::string const& type,
+  template <class T>
+  Flag add(std::string const& name, T& value, std::string const& what, std::string const& type = "",
            std::string const& group = "");
 
   /// Adds a flag without a value.

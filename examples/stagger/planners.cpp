@@ -5,20 +5,13 @@ namespace tool {
 
 namespace plan = stagger::plan;
 
-plan::Plan made(plan::Dapple const& planner, plan::Workload const& work) {
+template <class Planner> plan::Plan made(Planner const& planner, plan::Workload const& work) {
   return planner.plan(work);
 }
-plan::Plan made(plan::Auto const& planner, plan::Workload const& work) {
-  return planner.plan(work);
-}
-plan::Plan made(plan::Straight const& planner, plan::Workload const& work) {
-  return planner.plan(work);
-}
-plan::Plan made(plan::DataParallel const& planner, plan::Workload const& work) {
-  return planner.plan(work);
-}
-plan::Plan made(ByPipeDream const& planner, plan::Workload const& work) {
-  return planner.plan(work);
-}
+template plan::Plan made(plan::Dapple const&, plan::Workload const&);
+template plan::Plan made(plan::Auto const&, plan::Workload const&);
+template plan::Plan made(plan::Straight const&, plan::Workload const&);
+template plan::Plan made(plan::DataParallel const&, plan::Workload const&);
+template plan::Plan made(ByPipeDream const&, plan::Workload const&);
 
 }  // namespace tool

@@ -12,17 +12,9 @@ namespace tool {
 
 using ByPipeDream = stagger::plan::Partitioned<stagger::partition::PipeDream>;
 
-/// Runs a planner.
+/// Runs a planner: Dapple, Auto, Straight, DataParallel or ByPipeDream.
 /// @throws stagger::plan::Infeasible  if no plan fits
-[[nodiscard]] stagger::plan::Plan made(stagger::plan::Dapple const& planner,
-                                       stagger::plan::Workload const& work);
-[[nodiscard]] stagger::plan::Plan made(stagger::plan::Auto const& planner,
-                                       stagger::plan::Workload const& work);
-[[nodiscard]] stagger::plan::Plan made(stagger::plan::Straight const& planner,
-                                       stagger::plan::Workload const& work);
-[[nodiscard]] stagger::plan::Plan made(stagger::plan::DataParallel const& planner,
-                                       stagger::plan::Workload const& work);
-[[nodiscard]] stagger::plan::Plan made(ByPipeDream const& planner,
-                                       stagger::plan::Workload const& work);
+template <class Planner>
+[[nodiscard]] stagger::plan::Plan made(Planner const& planner, stagger::plan::Workload const& work);
 
 }  // namespace tool
