@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "paper_dapple.hpp"
+#include "papers.hpp"
 
 #include <algorithm>
 #include <cstddef>

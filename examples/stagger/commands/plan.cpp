@@ -2,8 +2,13 @@
 // stagger plan: assigns layers to devices, and predicts the time of an iteration.
 
 #include <chrono>
+#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -11,9 +16,7 @@
 #include <stagger/report/plan.hpp>
 
 #include "../command.hpp"
-#include "../long_work.hpp"
-#include "../paper_dapple.hpp"
-#include "../paper_hetpipe.hpp"
+#include "../papers.hpp"
 #include "../planners.hpp"
 #include "../profile.hpp"
 
@@ -22,6 +25,26 @@ namespace tool {
 namespace {
 
 namespace plan = stagger::plan;
+
+/// Until it is destroyed, prints the elapsed time after 5 s, 10 s, 20 s, and so on.
+class LongWorkNotice {
+ public:
+  explicit LongWorkNotice(std::string what)
+      : thread_([what = std::move(what)](std::stop_token const& done) {
+          std::mutex mutex;
+          std::condition_variable_any wake;
+          std::unique_lock lock(mutex);
+          for (int passed_s = 0, next_s = 5;; passed_s = next_s, next_s *= 2) {
+            wake.wait_for(lock, done, std::chrono::seconds(next_s - passed_s),
+                          [] { return false; });
+            if (done.stop_requested()) return;
+            std::fprintf(stderr, "stagger: %s for %d s so far\n", what.c_str(), next_s);
+          }
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
 
 class PlanCommand final : public Command {
  public:
