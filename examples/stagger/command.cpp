@@ -63,6 +63,17 @@ void require_word(std::string const& flag, std::string const& word,
   if (std::find(known.begin(), known.end(), word) != known.end()) return;
   refuse(flag + " knows no '" + word + "'; the nearest is '" + stagger::nearest(word, known) + "'");
 }
+std::string first_given(std::vector<Flag> const& flags) {
+  auto const first =
+      std::find_if(flags.begin(), flags.end(), [](Flag const& flag) { return flag.given(); });
+  return first == flags.end() ? std::string() : first->name();
+}
+
+void leave_out(std::vector<Flag> const& flags, std::string const& before) {
+  if (std::string const flag = first_given(flags); !flag.empty())
+    refuse(before + "; leave " + flag + " out");
+}
+
 
 void require_number(std::string const& flag, double value) {
   if (value >= 0 && value <= 1e300) return;

@@ -79,6 +79,13 @@ template <class C> struct Registered {
 void require_word(std::string const& flag, std::string const& word,
                   std::vector<std::string> const& known);
 
+/// The name of the first of some flags that was given, or an empty string.
+[[nodiscard]] std::string first_given(std::vector<Flag> const& flags);
+
+/// Refuses flags that would change nothing.
+/// @param before  what the sentence begins with, up to "leave --flag out"
+void leave_out(std::vector<Flag> const& flags, std::string const& before);
+
 /// Checks that a flag's number is finite and not negative.
 void require_number(std::string const& flag, double value);
 

@@ -32,18 +32,11 @@ void CostFlags::add(Flags& app) {
           "CSV with stage,forward_s,backward_input_s,backward_weight_s,transfer_s", "FILE", group);
 }
 
-bool CostFlags::in_units() const {
-  return file_.empty() &&
-         std::none_of(single_.begin(), single_.end(), [](Flag const& o) { return o.given(); });
-}
+bool CostFlags::in_units() const { return file_.empty() && first_given(single_).empty(); }
 
 schedule::Costs CostFlags::costs() const {
   if (!file_.empty()) {
-    for (Flag const& option : single_) {
-      if (option.given()) {
-        refuse("--stage-costs gives the costs of every stage; leave " + option.name() + " out");
-      }
-    }
+    leave_out(single_, "--stage-costs gives the costs of every stage");
     return schedule::read_costs_csv(read_file(file_), source_name(file_));
   }
   require_number("--forward", each_.forward_s);
@@ -55,8 +48,8 @@ schedule::Costs CostFlags::costs() const {
 
 void PolicyFlags::add(Flags& app) {
   char const* const group = "The schedule";
-  app.add("--policy", named_.name, "Name of a schedule; stagger schedule --list shows them", "NAME",
-          group);
+  policy_flag_ = app.add("--policy", named_.name,
+                         "Name of a schedule; stagger schedule --list shows them", "NAME", group);
   auto const count = [&](char const* flag, int& value, char const* what) {
     return app.add(flag, value, what, "N", group);
   };
@@ -85,14 +78,10 @@ void PolicyFlags::add(Flags& app) {
                         "auto: part of an activation held from I to W; default 0.5", "X", group);
 }
 
-std::string PolicyFlags::first_given() const {
-  if (given()) return "--policy";
-  for (Flag const& flag :
-       {ranks_flag_, chunks_flag_, microbatches_flag_, in_flight_flag_, group_flag_, slices_flag_,
-        warmup_flag_, mapping_flag_, memory_flag_, share_flag_}) {
-    if (flag.given()) return flag.name();
-  }
-  return {};
+std::vector<Flag> PolicyFlags::all() const {
+  return {policy_flag_,    ranks_flag_,  chunks_flag_, microbatches_flag_,
+          in_flight_flag_, group_flag_,  slices_flag_, warmup_flag_,
+          mapping_flag_,   memory_flag_, share_flag_};
 }
 
 schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {

@@ -51,8 +51,7 @@ class PolicyFlags {
   /// The limits that the table has to obey; zero: no limit.
   [[nodiscard]] stagger::schedule::Limits limits() const { return named_.limits; }
 
-  /// The first of these flags that was given, or an empty string.
-  [[nodiscard]] std::string first_given() const;
+  [[nodiscard]] std::vector<Flag> all() const;
 
   /// @throws stagger::Error for flags that the policy does not have, and for shapes that it refuses
   [[nodiscard]] stagger::schedule::Table table(stagger::schedule::Costs const& costs) const;
@@ -61,8 +60,8 @@ class PolicyFlags {
   stagger::schedule::Named named_{};
   int ranks_ = 0, microbatches_ = 0;
   std::string warmup_{}, mapping_{};
-  Flag ranks_flag_{}, chunks_flag_{}, microbatches_flag_{}, in_flight_flag_{}, group_flag_{},
-      slices_flag_{}, warmup_flag_{}, mapping_flag_{}, memory_flag_{}, share_flag_{};
+  Flag policy_flag_{}, ranks_flag_{}, chunks_flag_{}, microbatches_flag_{}, in_flight_flag_{},
+      group_flag_{}, slices_flag_{}, warmup_flag_{}, mapping_flag_{}, memory_flag_{}, share_flag_{};
 };
 
 /// --channels.

@@ -2,6 +2,7 @@
 #include "profile.hpp"
 
 #include <cstdio>
+#include <cstdlib>
 
 #include <stagger/cluster/presets.hpp>
 #include <stagger/json/cluster.hpp>
@@ -11,10 +12,6 @@
 #include "command.hpp"
 
 namespace tool {
-
-nlohmann::json read_json(std::string const& path) {
-  return stagger::json::Field::parse(read_file(path), source_name(path)).value();
-}
 
 stagger::cluster::Profile read_profile(std::string const& path) {
   auto profile = stagger::json::read_any_profile(read_file(path), source_name(path));
@@ -29,17 +26,23 @@ stagger::cluster::Cluster read_cluster(std::string const& name) {
   return stagger::json::read_cluster(read_file(name), source_name(name));
 }
 
-void ModelAndCluster::flags(Flags& app) {
-  app.add("--profile", profile_, "Layers, JSON or PipeDream's graph.txt; - is standard input",
-          "FILE");
-  app.add("--cluster", cluster_,
-          "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe", "FILE");
+std::vector<Flag> ModelAndCluster::flags(Flags& app) {
+  return {app.add("--profile", profile_,
+                  "Layers, JSON or PipeDream's graph.txt; - is standard input", "FILE"),
+          app.add("--cluster", cluster_,
+                  "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe",
+                  "FILE")};
 }
 
 void ModelAndCluster::require(std::string const& command, std::string const& no_profile,
                               std::string const& no_cluster) const {
   if (profile_.empty()) refuse(command + " needs --profile FILE" + no_profile);
   if (cluster_.empty()) refuse(command + " needs --cluster FILE, or " + no_cluster);
+}
+
+std::string profiles_folder(std::string const& flag) {
+  char const* const set = std::getenv("STAGGER_PROFILES");
+  return flag.empty() && set != nullptr ? set : flag;
 }
 
 Layers read_layers(std::string const& path) {

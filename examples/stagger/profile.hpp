@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/cluster/profile.hpp>
 
@@ -14,10 +12,6 @@
 #include "networks.hpp"
 
 namespace tool {
-
-/// Reads JSON from a file; `-` is standard input.
-/// @throws stagger::Error naming file, line, column and value
-[[nodiscard]] nlohmann::json read_json(std::string const& path);
 
 /// Reads a profile, as JSON or as PipeDream's graph.txt. Warns of values that look like a wrong
 /// unit.
@@ -31,7 +25,8 @@ namespace tool {
 /// The flags --profile and --cluster: a model and the devices that it runs on.
 class ModelAndCluster {
  public:
-  void flags(Flags& app);
+  /// @return both
+  std::vector<Flag> flags(Flags& app);
 
   /// Throws if one of the flags is missing.
   /// @param command                 name of the command, which needs both
@@ -39,13 +34,15 @@ class ModelAndCluster {
   void require(std::string const& command, std::string const& no_profile,
                std::string const& no_cluster) const;
 
-  [[nodiscard]] bool has_profile() const { return !profile_.empty(); }
   [[nodiscard]] stagger::cluster::Profile profile() const { return read_profile(profile_); }
   [[nodiscard]] stagger::cluster::Cluster cluster() const { return read_cluster(cluster_); }
 
  private:
   std::string profile_{}, cluster_{};
 };
+
+/// The folder with measured profiles: the value of --profiles, or the variable STAGGER_PROFILES.
+[[nodiscard]] std::string profiles_folder(std::string const& flag);
 
 /// Reads what gradient grouping needs from a profile's layers.
 /// @throws stagger::Error naming file, line, field and value

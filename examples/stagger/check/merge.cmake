@@ -44,6 +44,8 @@ if(DEFINED ENV{STAGGER_PROFILES} AND NOT "$ENV{STAGGER_PROFILES}" STREQUAL "")
 endif()
 
 refused("--paper knows no 'mg-wfpb'. the nearest is 'mg-wfbp'" merge --paper mg-wfpb)
+refused("--paper brings its own layers, network and groupings; leave --nodes out" merge --paper mg-wfbp --nodes 8)
+refused("--paper brings its own layers, network and groupings; leave --policy out" merge --paper mg-wfbp --policy single)
 refused("needs --nodes" merge --profile two.json)
 refused("--per-byte is missing" merge --profile two.json --startup 1)
 refused("--gamma is missing" merge --profile two.json --nodes 2 --alpha 1 --beta 1)

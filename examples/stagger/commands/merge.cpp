@@ -11,6 +11,7 @@
 #include <stagger/collective/alpha_beta.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/collective/iteration.hpp>
+#include <stagger/json/document.hpp>
 #include <stagger/collective/line_fit.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
@@ -51,7 +52,7 @@ Times times(Layers const& layers, CostLine line) {
 /// The cost line of a ring of 64 nodes, with the paper's start-up time, and a time per byte that is
 /// fitted to the measured latencies.
 CostLine measured_line(std::string const& path) {
-  auto const json = read_json(path);
+  Json const json = stagger::json::Field::parse(read_file(path), source_name(path)).value();
   auto const fail = [&](std::string const& what) -> CostLine {
     throw stagger::Error(stagger::Errc::bad_data,
                          path + " " + what + "; it needs \"nodes\": {\"2\": [[bytes, us], ...]}");
@@ -83,8 +84,9 @@ class Merge final : public Command {
  public:
   void flags(Flags& app) override {
     char const* group = "The network";
-    app.add("--profile", profile_, "Layers, JSON or PipeDream's graph.txt; - is standard input",
-            "FILE");
+    Flag const profile =
+        app.add("--profile", profile_, "Layers, JSON or PipeDream's graph.txt; - is standard input",
+                "FILE");
     nodes_flag_ = app.add("--nodes", nodes_, "Ranks that add their gradients", "N", group);
     algorithm_flag_ =
         app.add("--algorithm", algorithm_,
@@ -97,7 +99,8 @@ class Merge final : public Command {
                    cost("--gamma", link_.gamma_s_per_byte, "Adding of one byte")};
     line_flags_ = {cost("--startup", line_.startup_s, "All-reduce itself: start-up"),
                    cost("--per-byte", line_.per_byte_s, "All-reduce itself: each byte")};
-    app.add("--policy", policy_, alternatives(policies()) + "; default all", "WORD");
+    own_flags_ = {profile,
+                  app.add("--policy", policy_, alternatives(policies()) + "; default all", "WORD")};
     app.add("--paper", paper_, "mg-wfbp: the published figures beside ours", "NAME");
     app.add("--profiles", profiles_,
             "Folder with measured profiles for --paper; default: STAGGER_PROFILES", "DIR");
@@ -112,7 +115,8 @@ class Merge final : public Command {
     bool const json = format() == "json";
     if (!paper_.empty()) {
       require_word("--paper", paper_, {"mg-wfbp"});
-      if (!profile_.empty()) refuse("--paper brings its own layers; leave --profile out");
+      for (auto const& flags : {own_flags_, formula_flags(), line_flags_})
+        leave_out(flags, "--paper brings its own layers, network and groupings");
       return {paper(json)};
     }
     if (!profiles_.empty())
@@ -152,15 +156,15 @@ class Merge final : public Command {
     names.emplace_back("all");
     return names;
   }
+  /// Those from which a formula computes what an all-reduce costs.
+  [[nodiscard]] std::vector<Flag> formula_flags() const {
+    std::vector<Flag> all = link_flags_;
+    all.insert(all.begin(), {nodes_flag_, algorithm_flag_});
+    return all;
+  }
+
 
   [[nodiscard]] CostLine cost_line() const {
-    auto const given = [](std::vector<Flag> const& flags) {
-      Flag const* first = nullptr;
-      for (Flag const& flag : flags) {
-        if (first == nullptr && flag.given()) first = &flag;
-      }
-      return first;
-    };
     auto const all = [](std::vector<Flag> const& flags, char const* with) {
       for (Flag const& flag : flags) {
         if (!flag.given()) refuse(flag.name() + " is missing; it belongs to " + with);
@@ -173,13 +177,9 @@ class Merge final : public Command {
     require_number("--per-byte", line_.per_byte_s);
     require_word("--algorithm", algorithm_,
                  {"ring", "tree", "recursive-doubling", "halving-doubling"});
-    std::vector<Flag> formula = link_flags_;
-    formula.insert(formula.begin(), {nodes_flag_, algorithm_flag_});
-    if (given(line_flags_) != nullptr) {
-      if (auto const* other = given(formula)) {
-        refuse(other->name() + " and " + given(line_flags_)->name() +
-               " both say what an all-reduce costs; leave one out");
-      }
+    if (std::string const line = first_given(line_flags_); !line.empty()) {
+      if (std::string const other = first_given(formula_flags()); !other.empty())
+        refuse(other + " and " + line + " both say what an all-reduce costs; leave one out");
       all(line_flags_, "--startup a --per-byte b");
       return line_;
     }
@@ -202,11 +202,7 @@ class Merge final : public Command {
     Times const g64 = times(google, ring(64)), r64 = times(resnet, ring(64));
     Times const g8 = times(google, ring(8)), r8 = times(resnet, ring(8));
     std::optional<Times> measured;
-    std::string folder = profiles_;
-    if (char const* const set = std::getenv("STAGGER_PROFILES"); folder.empty() && set != nullptr) {
-      folder = set;
-    }
-    if (!folder.empty()) {
+    if (std::string const folder = profiles_folder(profiles_); !folder.empty()) {
       measured = times(read_layers(folder + "/bcaffe-googlenet-k80.json"),
                        measured_line(folder + "/bcaffe-osu-allreduce-10gbe.json"));
     }
@@ -283,7 +279,7 @@ class Merge final : public Command {
   collective::Link link_{};
   CostLine line_{};
   Flag nodes_flag_{}, algorithm_flag_{};
-  std::vector<Flag> link_flags_{}, line_flags_{};
+  std::vector<Flag> link_flags_{}, line_flags_{}, own_flags_{};
 };
 
 Registered<Merge> const registered{7, "merge", "Group gradients into messages"};

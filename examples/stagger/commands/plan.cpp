@@ -49,20 +49,23 @@ class LongWorkNotice {
 class PlanCommand final : public Command {
  public:
   void flags(Flags& app) override {
-    model_.flags(app);
+    own_flags_ = model_.flags(app);
     batch_flag_ = app.add("--batch", request_.batch, "Samples of an iteration", "GBS");
     microbatch_flag_ = app.add("--microbatch", request_.microbatch,
                                "Samples per device and microbatch; default: the profile's "
                                "batch, which auto may change",
                                "B");
-    app.add("--policy", policy_,
-            "dapple | dapple-printed | pipedream | straight | data-parallel | auto; default "
-            "dapple",
-            "WORD");
-    app.add("--memory-factor", memory_,
-            "Bytes of state for each byte of parameters: adam (4) | sgd (2) | NUMBER", "WORD");
-    app.add("--recompute", request_.recompute,
-            "Keep the inputs of stages alone and run forwards again; auto tries both");
+    own_flags_.insert(
+        own_flags_.end(),
+        {batch_flag_, microbatch_flag_,
+         app.add("--policy", policy_,
+                 "dapple | dapple-printed | pipedream | straight | data-parallel | auto; default "
+                 "dapple",
+                 "WORD"),
+         app.add("--memory-factor", memory_,
+                 "Bytes of state for each byte of parameters: adam (4) | sgd (2) | NUMBER", "WORD"),
+         app.add("--recompute", request_.recompute,
+                 "Keep the inputs of stages alone and run forwards again; auto tries both")});
     app.add("--paper", paper_, "dapple | hetpipe: the published tables beside ours", "NAME");
     app.add("--profiles", profiles_,
             "Folder with measured profiles for --paper; default: STAGGER_PROFILES", "DIR");
@@ -76,13 +79,13 @@ class PlanCommand final : public Command {
     std::string const& form = format();
     if (!paper_.empty()) {
       require_word("--paper", paper_, {"dapple", "hetpipe"});
-      if (model_.has_profile()) refuse("--paper brings its own layers; leave --profile out");
+      leave_out(own_flags_, "--paper brings its own models and clusters");
       if (form == "svg") refuse("--paper has no picture; use --format text or json");
-      std::string folder = profiles_;
-      if (char const* set = std::getenv("STAGGER_PROFILES"); folder.empty() && set != nullptr)
-        folder = set;
       bool const json = form == "json";
-      return {paper_ == "dapple" ? paper_dapple(folder, json) : paper_hetpipe(json)};
+      if (paper_ == "dapple") return {paper_dapple(profiles_folder(profiles_), json)};
+      if (!profiles_.empty())
+        refuse("--paper hetpipe has no measured profiles; leave --profiles out");
+      return {paper_hetpipe(json)};
     }
     if (!profiles_.empty())
       refuse("--profiles is for --paper; a profile of your own is --profile FILE");
@@ -137,6 +140,7 @@ class PlanCommand final : public Command {
   std::string policy_ = "dapple", memory_ = "adam", paper_{}, profiles_{};
   plan::Request request_{};
   Flag batch_flag_{}, microbatch_flag_{};
+  std::vector<Flag> own_flags_{};  ///< of a plan that is no paper's
 };
 
 Registered<PlanCommand> const registered{6, "plan", "Choose stages, replicas and devices"};

@@ -2,6 +2,7 @@
 // stagger schedule: prints the table of a schedule.
 
 #include <string>
+#include <vector>
 
 #include <stagger/report/svg.hpp>
 #include <stagger/report/table.hpp>
@@ -27,8 +28,8 @@ class Schedule final : public Command {
     app.add("--list", list_, "Show all policies and what they ask for");
     policy_.add(app);
     costs_.add(app);
-    app.add("--title", title_, "svg: a heading above the picture", "TEXT");
-    app.add("--width", width_, "svg: width in pixels; default 960", "N");
+    svg_flags_ = {app.add("--title", title_, "svg: a heading above the picture", "TEXT"),
+                  app.add("--width", width_, "svg: width in pixels; default 960", "N")};
     add_formats(app, {"torch-csv", "torch-comms-csv", "text", "svg", "json"});
     app.footer(
         "Example: stagger schedule --policy zb-h1 --ranks 2 --microbatches 4\n"
@@ -38,7 +39,13 @@ class Schedule final : public Command {
 
   Answer run() override {
     std::string const& form = format();
-    if (list_) return {list(form)};
+    if (form != "svg") leave_out(svg_flags_, "only --format svg has a picture");
+    if (list_) {
+      leave_out(policy_.all(), "--list shows all policies");
+      if (form == "svg" || form == "torch-comms-csv")
+        refuse("--list is text or json; leave --format " + form + " out");
+      return {list(form)};
+    }
     if (!policy_.given()) refuse("schedule needs --policy NAME, or --list");
     schedule::Costs const costs = costs_.costs();
     schedule::Table const table = policy_.table(costs);
@@ -83,6 +90,7 @@ class Schedule final : public Command {
   CostFlags costs_{};
   std::string title_{};
   int width_ = 960;
+  std::vector<Flag> svg_flags_{};
 };
 
 Registered<Schedule> const registered{1, "schedule", "Print the table of a schedule"};

@@ -80,9 +80,7 @@ class Simulate final : public Command {
       for (auto& stage : costs.stages) stage.reduce_s = reduce_;
     }
     auto const channels = channels_.channels();
-    if (!table_.empty() && !policy_.first_given().empty()) {
-      refuse("--table gives the schedule; leave " + policy_.first_given() + " out");
-    }
+    if (!table_.empty()) leave_out(policy_.all(), "--table gives the schedule");
     if (table_.empty() && !policy_.given()) refuse("simulate needs --policy NAME or --table FILE");
 
     std::vector<schedule::Table> tables;
