@@ -2,7 +2,6 @@
 #pragma once
 /// @file   How long the stages of each worker and the link of the server take in virtual time.
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -17,11 +16,11 @@
 #include <stagger/report/progress.hpp>
 
 namespace hetero {
+
 /// Seconds of this machine's clock.
 [[nodiscard]] inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
 
 /// The losses of all workers, and the progress that they show.
 class LossLog {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -63,6 +62,7 @@ void require_word(std::string const& flag, std::string const& word,
   if (std::find(known.begin(), known.end(), word) != known.end()) return;
   refuse(flag + " knows no '" + word + "'; the nearest is '" + stagger::nearest(word, known) + "'");
 }
+
 std::string first_given(std::vector<Flag> const& flags) {
   auto const first =
       std::find_if(flags.begin(), flags.end(), [](Flag const& flag) { return flag.given(); });
@@ -73,7 +73,6 @@ void leave_out(std::vector<Flag> const& flags, std::string const& before) {
   if (std::string const flag = first_given(flags); !flag.empty())
     refuse(before + "; leave " + flag + " out");
 }
-
 
 void require_number(std::string const& flag, double value) {
   if (value >= 0 && value <= 1e300) return;

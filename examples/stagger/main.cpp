@@ -7,7 +7,6 @@
 #include <exception>
 #include <new>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <stagger/core/file.hpp>

@@ -2,7 +2,6 @@
 #include "papers.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -5,14 +5,13 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <stagger/collective/alpha_beta.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/collective/iteration.hpp>
-#include <stagger/json/document.hpp>
 #include <stagger/collective/line_fit.hpp>
+#include <stagger/json/document.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 
@@ -156,13 +155,13 @@ class Merge final : public Command {
     names.emplace_back("all");
     return names;
   }
+
   /// Those from which a formula computes what an all-reduce costs.
   [[nodiscard]] std::vector<Flag> formula_flags() const {
     std::vector<Flag> all = link_flags_;
     all.insert(all.begin(), {nodes_flag_, algorithm_flag_});
     return all;
   }
-
 
   [[nodiscard]] CostLine cost_line() const {
     auto const all = [](std::vector<Flag> const& flags, char const* with) {

@@ -2,7 +2,6 @@
 // stagger simulate: makespan, bubble and memory of a table.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <span>

@@ -2,7 +2,6 @@
 // stagger verify: proves that a table is legal, or prints its first fault.
 
 #include <string>
-#include <vector>
 
 #include "../command.hpp"
 #include "../pipeline.hpp"

@@ -5,12 +5,10 @@
 ///         SOSP 2019; the form of its profiler's graph.txt, which DAPPLE's planner reads too.
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <set>
 #include <string>

@@ -9,7 +9,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <string>
 #include <utility>
@@ -146,6 +145,7 @@ namespace detail {
 [[nodiscard]] constexpr std::uint64_t whole_bytes(double bytes) noexcept {
   return bytes < 1.8e19 ? static_cast<std::uint64_t>(bytes) : std::uint64_t(18e18);
 }
+
 [[gnu::cold]] inline std::string bytes_text(double bytes) {
   return std::to_string(whole_bytes(bytes));
 }

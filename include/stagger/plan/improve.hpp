@@ -4,14 +4,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <stagger/plan/evaluate.hpp>
 #include <stagger/plan/plan.hpp>
-#include <stagger/plan/workload.hpp>
 
 namespace stagger::plan {
 

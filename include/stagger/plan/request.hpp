@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The request to a planner, and the error for a request that cannot be met.
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>

@@ -11,14 +11,13 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/svg_style.hpp>
 #include <stagger/report/detail/ticks.hpp>
 #include <stagger/report/format.hpp>
-#include <stagger/report/utf8.hpp>
 #include <stagger/report/svg_options.hpp>
+#include <stagger/report/utf8.hpp>
 
 namespace stagger::report {
 

@@ -4,7 +4,6 @@
 ///         measured.
 
 #include <algorithm>
-#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -9,7 +9,6 @@
 #include <limits>
 #include <map>
 #include <span>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>

@@ -5,7 +5,6 @@
 #include <array>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include <stagger/report/detail/svg_writer.hpp>
 #include <stagger/report/svg_options.hpp>

@@ -3,10 +3,8 @@
 /// @file   The selection of policies from arguments in any order, and their defaults.
 
 #include <concepts>
-#include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <stagger/collective/policy.hpp>
 #include <stagger/engine/device.hpp>
