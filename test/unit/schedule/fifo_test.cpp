@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/schedule/fifo.hpp>
 
+#include <limits>
+
 #include <stagger/staleness/wave_synchronous.hpp>
 
 #include "grid.hpp"
@@ -96,6 +98,12 @@ TEST_CASE("schedule/Fifo: refuses fields of a gate that it would ignore", "[sche
   for (WaveGate const& gate : ignored)
     CHECK_THROWS_WITH((Fifo{.gate = gate}.table({2, 4})),
                       Catch::Contains("nothing else of the gate counts"));
+}
+
+TEST_CASE("schedule/Fifo: a limit above the number of microbatches is none", "[schedule]") {
+  Shape const shape{3, 5};
+  CHECK(Fifo{.in_flight = std::numeric_limits<int>::max()}.table(shape) ==
+        Fifo{.in_flight = 5}.table(shape));
 }
 
 TEST_CASE("schedule/Fifo: costs that are not numbers are refused", "[schedule]") {

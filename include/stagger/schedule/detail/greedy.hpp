@@ -22,7 +22,7 @@ namespace stagger::schedule::detail {
 struct StagePart {
   int rank = 0, stage = 0;
   int first = 0, count = 0;  ///< microbatches first <= m < first + count
-  int window = 0;            ///< at the first stage: most microbatches in flight; 0: no limit
+  int window = 0;            ///< at the first stage: most of them in flight; 0: no limit
   bool last = false;         ///< of its chain
   StageCosts cost{};
   int forwards = 0, backwards = 0, weights = 0;  ///< how many of each have been started
@@ -52,7 +52,7 @@ struct Candidate {
                        .stage = s,
                        .first = chain * count,
                        .count = count,
-                       .window = window,
+                       .window = std::min(window, count),
                        .last = s + 1 == shape.stages()});
     }
   }
@@ -91,7 +91,7 @@ template <class Key, class Gate>
     part.forward_at = part.backward_at = Grid<double>(part.count, -1.0);
     if (part.stage > 0) continue;
     bool const limited = part.window > 0 && backwards != Backwards::none;
-    int const at_once = limited ? std::min(part.count, part.window) : part.count;
+    int const at_once = limited ? part.window : part.count;
     for (int n = 0; n < at_once; ++n) part.forward_at[n] = 0;
   }
 
