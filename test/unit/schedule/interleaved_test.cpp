@@ -2,6 +2,7 @@
 #include <stagger/schedule/interleaved.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -98,6 +99,9 @@ TEST_CASE("schedule/Interleaved: an illegal count is refused with the nearest le
                     Catch::Contains("2000000000 chunks") && Catch::Contains("is 536870911"));
   CHECK_THROWS_WITH((Interleaved{2, -7}.table({4, 8, 2})),
                     Catch::Contains("nearest legal value is 4"));
+  for (auto const& [group, nearest] : {std::pair{std::numeric_limits<int>::min(), "value is 4"},
+                                       {std::numeric_limits<int>::max(), "value is 8"}})
+    CHECK_THROWS_WITH((Interleaved{2, group}.table({4, 8, 2})), Catch::Contains(nearest));
   CHECK_THROWS_WITH(Interleaved{}.table({4, 8, 3}),
                     Catch::Contains("3 chunks") && Catch::Contains("nearest legal value is 2"));
 }

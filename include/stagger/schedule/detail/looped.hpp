@@ -11,6 +11,34 @@
 
 namespace stagger::schedule::detail {
 
+/// The nearest number that is legal; of two the smaller one.
+template <class Legal> [[nodiscard]] constexpr int nearest_legal(int to, Legal const& legal) {
+  int nearest = to;
+  for (int by = 1; !legal(nearest); ++by) nearest = legal(to - by) ? to - by : to + by;
+  return nearest;
+}
+
+/// The group size that a policy runs with: the one asked for, or PyTorch's, which divides M into
+/// max(1, M / P) equal rounds.
+/// @throws Error bad_configuration, naming the nearest legal value
+[[nodiscard]] constexpr int legal_group(char const* policy, Shape shape, int group) {
+  int const P = shape.ranks, M = shape.microbatches;
+  if (group == 0 && shape.chunks == 1)
+    return M;  // one chunk: the order is the same for every group size
+  if (group == 0) {
+    auto const divides = [P](int m) { return m >= 1 && m % std::max(1, m / P) == 0; };
+    require(divides(M), policy, Count::microbatches, M, nearest_legal(M, divides),
+            "without a group size they are cut into M / P equal rounds");
+    return M / std::max(1, M / P);
+  }
+  require(M >= P, policy, Count::microbatches, M, P,
+          "a group holds at least one microbatch for each rank");
+  auto const legal = [P, M](int n) { return n >= P && n <= M && (M % n == 0 || M % n >= P); };
+  require(legal(group), policy, Count::group, group, nearest_legal(std::clamp(group, P, M), legal),
+          "a group holds P to M microbatches, and what is left over is none or at least P");
+  return group;
+}
+
 /// Depth first: a group of N microbatches passes a rank's first chunk, then its second, and so on;
 /// then the next group. Backwards visit the chunks from the last to the first.
 struct DepthFirst {
@@ -29,47 +57,5 @@ struct DepthFirst {
             .microbatch = first + within % size};
   }
 };
-
-/// The group size that a policy runs with: the one asked for, or PyTorch's, which divides M into
-/// max(1, M / P) equal rounds.
-/// @throws Error bad_configuration, naming the nearest legal value
-[[nodiscard]] constexpr int legal_group(char const* policy, Shape shape, int group) {
-  int const P = shape.ranks, M = shape.microbatches;
-  if (group == 0 && shape.chunks == 1)
-    return M;  // one chunk: the order is the same for every group size
-  if (group == 0) {
-    int const rounds = std::max(1, M / P);
-    int nearest = M;
-    for (int by = 0; M % rounds != 0 && by <= M; ++by) {
-      if (M - by >= 1 && (M - by) % std::max(1, (M - by) / P) == 0) {
-        nearest = M - by;
-        break;
-      }
-      if ((M + by) % std::max(1, (M + by) / P) == 0) {
-        nearest = M + by;
-        break;
-      }
-    }
-    require(M % rounds == 0, policy, Count::microbatches, M, nearest,
-            "without a group size they are cut into M / P equal rounds");
-    return M / rounds;
-  }
-  auto const legal = [&](int n) { return n >= P && n <= M && (M % n == 0 || M % n >= P); };
-  int nearest = group;
-  if (!legal(group)) {
-    nearest = M;  // one group is legal whenever M >= P
-    for (int by = 1; by <= M + (group < 0 ? -group : group); ++by) {
-      if (legal(group - by) || legal(group + by)) {
-        nearest = legal(group - by) ? group - by : group + by;
-        break;
-      }
-    }
-  }
-  require(M >= P, policy, Count::microbatches, M, P,
-          "a group holds at least one microbatch for each rank");
-  require(legal(group), policy, Count::group, group, nearest,
-          "a group holds P to M microbatches, and what is left over is none or at least P");
-  return group;
-}
 
 }  // namespace stagger::schedule::detail
