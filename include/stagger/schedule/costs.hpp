@@ -49,10 +49,9 @@ namespace detail {
   return value >= 0 && value <= 1e300;  // refuses NaN and infinity as well
 }
 
-constexpr void require_cost(bool holds, int stage, char const* field, double value) {
-  if (!holds)
-    raise(Errc::bad_data, "stage ", stage, " has ", field, " = ", value,
-          "; costs must be finite and not negative");
+constexpr void require_cost(bool holds, int stage, char const* field, double value,
+                            char const* rule = "costs must be finite and not negative") {
+  if (!holds) raise(Errc::bad_data, "stage ", stage, " has ", field, " = ", value, "; ", rule);
 }
 
 }  // namespace detail
@@ -78,9 +77,11 @@ constexpr void require_costs(Costs const& costs, int stages) {
     check("activation_bytes", c.activation_bytes);
     check("reduce_s", c.reduce_s);
     detail::require_cost(c.weight_share >= 0 && c.weight_share <= 1, s, "weight_share",
-                         c.weight_share);
+                         c.weight_share, "a share is from 0 to 1");
   }
-  detail::require_cost(costs.overlap_s <= 1e300, 0, "overlap_s", costs.overlap_s);
+  if (!(costs.overlap_s <= 1e300))
+    raise(Errc::bad_data, "an overlapped pair has overlap_s = ", costs.overlap_s,
+          "; it must be finite, or negative where a pair costs what its two actions cost");
 }
 
 }  // namespace stagger::schedule

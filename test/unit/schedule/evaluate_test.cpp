@@ -214,6 +214,16 @@ TEST_CASE("schedule/add_reductions: every schedule stays legal and ends as much 
   }
 }
 
+TEST_CASE("schedule/require_costs: says what each number may be", "[schedule]") {
+  double const never = std::numeric_limits<double>::infinity();
+  CHECK_THROWS_WITH(require_costs({.each = {.weight_share = 2}}, 1),
+                    Catch::Contains("stage 0 has weight_share = 2; a share is from 0 to 1"));
+  CHECK_THROWS_WITH(require_costs({.each = {.reduce_s = never}}, 1),
+                    Catch::Contains("reduce_s = inf; costs must be finite"));
+  CHECK_THROWS_WITH(require_costs({.overlap_s = never}, 1),
+                    Catch::Contains("an overlapped pair has overlap_s = inf"));
+}
+
 TEST_CASE("schedule/evaluate: weight versions are one where ranks flush, else the policy's",
           "[schedule]") {
   CHECK(evaluate(OneFOneB{}.table({3, 6})).weight_versions == std::vector{1, 1, 1});
