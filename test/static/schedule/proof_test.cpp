@@ -61,7 +61,8 @@ struct Own {
         if (slip == 1 || r + 1 == shape.ranks)
           t.add({.kind = Kind::backward, .stage = r, .microbatch = at});
       }
-      for (int m = 0; slip != 1 && r + 1 < shape.ranks && m < shape.microbatches; ++m) {
+      int const backwards = shape.microbatches - (slip == 4 && r == 0 ? 1 : 0);
+      for (int m = 0; slip != 1 && r + 1 < shape.ranks && m < backwards; ++m) {
         t.add({.kind = Kind::backward,
                .stage = r,
                .microbatch = slip == 2 && r == 0 && m == 2 ? 1 : m});
@@ -82,6 +83,8 @@ static_assert(verify(Own{3}, shape).kind == FaultKind::message_order);
 static_assert(proof<Own{3}, shape>.kind == FaultKind::deadlock ||
               proof<Own{3}, shape>.kind == FaultKind::message_order);
 static_assert(proof<Own{0}, shape, 3>.kind == FaultKind::memory);
+static_assert(proof<Own{4}, shape> ==
+              Fault{.kind = FaultKind::missing, .action = verify(Own{4}, shape).action});
 
 /// The first rank wants a gradient that only its second forward would bring about.
 struct Stuck : Own {

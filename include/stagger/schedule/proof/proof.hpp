@@ -261,8 +261,11 @@ template <auto Policy, Shape S, int Limit> struct Prover {
       if (state.forward_at[c] != 0 &&
           (!backwards || (state.gradient_at[c] != 0 && state.weighed[c])))
         continue;
-      stop(state, FaultKind::missing, -1, 0,
-           Action{.kind = kind, .stage = c / columns, .microbatch = c % columns / slices});
+      stop(state, FaultKind::missing, -1, -1,
+           Action{.kind = kind,
+                  .stage = c / columns,
+                  .microbatch = c % columns / slices,
+                  .slice = static_cast<std::int16_t>(c % slices)});
       return;
     }
   }
