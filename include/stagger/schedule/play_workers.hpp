@@ -37,6 +37,10 @@ inline void require_workers(std::span<WaveWorker const> workers, WaveServer cons
   if (workers.empty()) raise(Errc::bad_configuration, "no worker is given; play at least one");
   require(server.in_flight >= 1, "workers", Count::in_flight, server.in_flight, 1,
           "at least one is injected");
+  if (layers == 0)
+    raise(Errc::bad_configuration,
+          "no layer is given whose changes the workers push; let WaveServer::layer_bytes have a "
+          "number for each");
   if (!server.model)
     raise(Errc::bad_configuration,
           "nothing says which pushes the workers wait for; let WaveServer::model be the staleness "

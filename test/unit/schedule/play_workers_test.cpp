@@ -382,6 +382,7 @@ TEST_CASE("schedule/play_workers: refuses what no workers can be", "[schedule]")
   REQUIRE_THROWS_WITH(play({.layer_links = {0, 1}}, server), Catch::Contains("takes link 1 of 1"));
   REQUIRE_THROWS_WITH(play({}, {.in_flight = 0, .layer_bytes = {1}}), Catch::Contains("0"));
   REQUIRE_THROWS_WITH(play({}, {.layer_bytes = {1}}), Catch::Contains("WaveServer::model"));
+  REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{}}), Catch::Contains("no layer is given"));
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{0}, .layer_bytes = {1}}),
                       Catch::Contains("push of 0 minibatches"));
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{2, -1}, .layer_bytes = {1}}),
