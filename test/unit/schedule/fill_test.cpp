@@ -30,6 +30,12 @@ TEST_CASE("schedule/Fill: a limit of one in flight runs a microbatch to its end"
   CHECK(best_s == 6);
 }
 
+TEST_CASE("schedule/chunk_rules: more memory than can be counted opens windows wide",
+          "[schedule]") {
+  for (double const memory : {1e6, 1e300})
+    CHECK(schedule::detail::chunk_rules(4, 2, {.memory = memory})[1].window >= 750000);
+}
+
 TEST_CASE("schedule/Fill: weight gradients wait for room or a gap", "[schedule]") {
   double best_s = std::numeric_limits<double>::infinity();
   CHECK(filled({2, 2}, {}, {.alternate = true}, best_s) ==

@@ -44,7 +44,7 @@ struct FillRule {
 /// @param stages  on each rank
 [[nodiscard]] inline std::vector<FillRule> chunk_rules(int P, int stages, Limits const& limits) {
   double const most = limits.memory > 0 ? limits.memory : limits.in_flight;
-  int const window = most > 0 ? std::max(1, static_cast<int>(1.5 * most / stages)) : 2;
+  int const window = most > 0 ? static_cast<int>(std::clamp(1.5 * most / stages, 1.0, 1e9)) : 2;
   return {{true, true, 1.0, 3 * P / 4 + 1},  {true, true, 1.0, window},
           {false, true, 1.0, P / 2 + 1},     {true, false, 0.5, window},
           {true, true, 0.5, P + 1},          {false, true, 1.0, window},
