@@ -188,6 +188,8 @@ template <class T> [[gnu::cold]] T table_of_named(Named const& named, Shape shap
   });
   CatalogEntry const& entry = named.entry();
   int const limit = named.limits.in_flight;
+  require(limit >= 0, named.name.c_str(), Count::in_flight, limit, 1,
+          "a limit is at least 1, or 0 for none");
   if (limit > 0 && entry.trains && !entry.takes_in_flight && !entry.takes_memory) {
     auto const peak = peak_in_flight(table);
     int const most = *std::max_element(peak.begin(), peak.end());

@@ -121,6 +121,9 @@ TEST_CASE("schedule/Named: an in-flight limit shortens, bounds or refuses, as th
   CHECK_NOTHROW(Named{.name = "zb-h1", .limits = {.in_flight = 4}}.table({4, 8}));
   CHECK_THROWS_WITH((Named{.name = "gpipe", .limits = {.in_flight = 7}}.table({4, 8})),
                     Catch::Contains("nearest legal value is 8"));
+  for (char const* name : {"gpipe", "1f1b", "forward-only"})
+    CHECK_THROWS_WITH((Named{.name = name, .limits = {.in_flight = -1}}.table({4, 8})),
+                      Catch::Contains("cannot have -1 microbatches in flight"));
 }
 
 }  // namespace named_test
