@@ -13,15 +13,16 @@ namespace stagger::schedule::detail {
 
 /// Searches the numbers of forwards before each rank's first backward that finish first at F = 1,
 /// B = 2, of those that never rise from rank to rank and stay below the limit; ties go to the
-/// smaller ones. Where there are more than a few thousand: the best that raising or lowering one
-/// rank at a time reaches, which tests find to be the best of all wherever those can be counted.
+/// smaller ones. It raises or lowers one rank at a time as long as that helps, and tests find the
+/// result to be the best of all wherever those can be counted.
 class ShallowWarmUp {
  public:
   using Counts = Grid<int>;
 
+  /// @pre in_flight < ranks and in_flight < microbatches
   constexpr ShallowWarmUp(Shape shape, int in_flight)
       : P_(shape.ranks),
-        limit_(std::min(in_flight, shape.microbatches)),
+        limit_(in_flight),
         // What lies beyond the warm-up and two rounds of the steady state repeats.
         M_(std::min(shape.microbatches, 4 * P_ + 2 * limit_)),
         best_(P_) {}
@@ -34,39 +35,14 @@ class ShallowWarmUp {
       best_[r] = std::max(1, std::min(most(r), limit_ - down));
     }
     best_s_ = makespan(best_, std::numeric_limits<int>::max() / 2);
-    if (number_of_counts() <= 4096)
-      try_all();
-    else
-      try_neighbours();
+    climb();
     return best_;
   }
 
  private:
   [[nodiscard]] constexpr int most(int rank) const noexcept { return std::min(limit_, P_ - rank); }
 
-  /// How many counts from 1 to the limit never rise; stops counting beyond 10^6.
-  [[nodiscard]] [[gnu::cold]] constexpr long long number_of_counts() const {
-    long long number = 1;
-    for (int i = 1; i < limit_ && number <= 1000000; ++i) number = number * (P_ + i) / i;
-    return number;
-  }
-
-  [[gnu::cold]] constexpr void try_all() {
-    Counts counts(P_, 1);
-    for (;;) {
-      bool fits = true;
-      for (int r = 0; r < P_; ++r) fits = fits && counts[r] <= most(r);
-      if (fits) consider(counts, true);
-      int r = 0;  // next counts that never rise, in the order of the last digits
-      while (r < P_ && counts[r] == (r == 0 ? limit_ : counts[r - 1])) ++r;
-      while (r < P_ && r > 0 && counts[r] == counts[r - 1]) ++r;
-      if (r == P_) break;
-      ++counts[r];
-      for (int i = 0; i < r; ++i) counts[i] = counts[r];
-    }
-  }
-
-  [[gnu::cold]] constexpr void try_neighbours() {
+  [[gnu::cold]] constexpr void climb() {
     // First by time alone: among equal times, the smaller counts may be a dead end of the search.
     for (bool const fewer : {false, true}) {
       for (bool better = true; better;) {
