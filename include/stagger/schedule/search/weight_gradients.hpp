@@ -9,7 +9,7 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/limits.hpp>
-#include <stagger/schedule/proof/entries.hpp>
+#include <stagger/schedule/proof/play.hpp>
 #include <stagger/schedule/proof/stage_times.hpp>
 
 namespace stagger::schedule::detail {
@@ -50,9 +50,7 @@ namespace stagger::schedule::detail {
     std::size_t weighed = 0;        // how many of them have run
     std::vector<Action> row{};
   };
-  std::ptrdiff_t const stride = entries_of_stage(table);
-  Grid<double> forward(entries(table), -1.0),
-      gradient(entries(table), -1.0);  // ends; -2 - r: r waits
+  Delays delays(table, times);
   Grid<Rank> ranks(table.ranks());
   std::vector<int> runnable;
   for (int r = table.ranks(); r-- > 0;) runnable.push_back(r);
@@ -64,18 +62,10 @@ namespace stagger::schedule::detail {
     for (; rank.reached < row.size(); ++rank.reached) {
       Action a = row[rank.reached];
       if (a.kind == Kind::backward_weight) continue;
-      StageTimes const& t = times[a.stage];
       bool const up = a.kind == Kind::forward;
-      std::ptrdiff_t const here = entry(table, a);
-      double ready = 0;
-      if (up ? a.stage > 0 : a.stage + 1 < table.stages) {
-        double& input = up ? forward[here - stride] : gradient[here + stride];
-        if (input < 0) {
-          input = -2.0 - r;
-          break;
-        }
-        ready = input + (up ? t.link_forward : t.link_backward);
-      }
+      double given = 0;
+      double const ready = delays.arrives(r, a, given);
+      if (ready < 0) break;
       while (rank.weighed < rank.pending.size()) {
         Action const& weight = rank.pending[rank.weighed];
         double const cost = times[weight.stage].weight;
@@ -87,10 +77,8 @@ namespace stagger::schedule::detail {
       }
       if (up && !rank.occupancy.takes(limits)) return {};
       rank.row.push_back(a);
-      rank.free = std::max(rank.free, ready) + t.of(a.kind);
-      double& made = up ? forward[here] : gradient[here];
-      if (made <= -2) runnable.push_back(static_cast<int>(-2.0 - made));
-      made = rank.free;
+      rank.free = std::max(rank.free, ready) + times[a.stage].of(a.kind);
+      delays.ended(0, a, rank.free, runnable);
       rank.occupancy.run(a.kind, limits);
       if (!up) {
         a.kind = Kind::backward_weight;
