@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The order that 1F1B shares with PipeDream: some forwards, then one backward and one
-///         forward, again and again.
+/// @file   The order of 1F1B, which PipeDream and others share: some forwards, then one backward and
+///         one forward, again and again.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.
 
 #include <span>
@@ -12,6 +12,20 @@
 
 namespace stagger::schedule::detail {
 
+/// Adds `ahead` forwards, then one backward and one forward, again and again, until there are
+/// `count` of each.
+/// @param forward, backward  add the n-th one, 0 <= n < count
+template <class Forward, class Backward>
+constexpr void alternate(int count, long long ahead, Forward const& forward,
+                         Backward const& backward) {
+  int const first = static_cast<int>(std::min<long long>(ahead, count));
+  for (int n = 0; n < first; ++n) forward(n);
+  for (int n = 0; n < count; ++n) {
+    backward(n);
+    if (n + first < count) forward(n + first);
+  }
+}
+
 /// @param count  [ranks] forwards of each rank before its first backward, each >= 1, never more
 /// than the rank before
 /// @return the rows of ranks first <= r < last
@@ -21,13 +35,12 @@ namespace stagger::schedule::detail {
   Table table = Table{.stages = shape.ranks, .microbatches = M}.like(2 * (last - first) * M);
   for (int rank = first; rank < last; ++rank) {
     table.begin_row();
-    int const ahead = std::min(count.data()[rank], M);
-    for (int m = 0; m < ahead; ++m)
-      table.add({.kind = Kind::forward, .stage = rank, .microbatch = m});
-    for (int m = 0; m < M; ++m) {
-      table.add({.kind = Kind::backward, .stage = rank, .microbatch = m});
-      if (m + ahead < M) table.add({.kind = Kind::forward, .stage = rank, .microbatch = m + ahead});
-    }
+    auto const add = [&](Kind kind) {
+      return [&table, kind, rank](int m) {
+        table.add({.kind = kind, .stage = rank, .microbatch = m});
+      };
+    };
+    alternate(M, count.data()[rank], add(Kind::forward), add(Kind::backward));
   }
   return table;
 }

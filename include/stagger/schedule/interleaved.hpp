@@ -4,8 +4,6 @@
 /// @source Narayanan et al., arXiv 2104.04473, section 2.2; the compute order is Megatron-LM's
 ///         for every group size, and that of PyTorch's ScheduleInterleaved1F1B without one.
 
-#include <algorithm>
-
 #include <stagger/schedule/detail/looped.hpp>
 #include <stagger/schedule/policy.hpp>
 
@@ -21,7 +19,6 @@ struct Interleaved {
   int chunks_per_rank = 2;  ///< V >= 1; V = 1 keeps this schedule's warm-up of 2(P - 1 - r)
   int group = 0;  ///< N, microbatches that pass a chunk before the next one; 0: M / max(1, M / P)
 
-  /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
   /// @param shape  P <= N <= M and M mod N = 0 or >= P; without a group size max(1, M / P) must
@@ -29,26 +26,17 @@ struct Interleaved {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("interleaved", shape, chunks_per_rank);
-    detail::DepthFirst const order{.ranks = shape.ranks,
-                                   .chunks = shape.chunks,
-                                   .microbatches = shape.microbatches,
-                                   .group = detail::legal_group("interleaved", shape, group)};
-    int const steps = shape.chunks * shape.microbatches;
+    detail::DepthFirst const order("interleaved", shape, group);
     Table table = Table{.stages = shape.stages(), .microbatches = shape.microbatches}.like(
-        2 * steps * shape.ranks);
+        2 * order.steps() * shape.ranks);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
-      long long const wanted =
-          static_cast<long long>(shape.chunks - 1) * order.group + 2LL * (shape.ranks - 1 - rank);
-      int const ahead = static_cast<int>(std::min<long long>(wanted, steps));
-      for (int step = 0; step < ahead; ++step) table.add(order.at(rank, step, true));
-      for (int step = 0; step < steps; ++step) {
-        if (step + ahead < steps) table.add(order.at(rank, step + ahead, true));
-        table.add(order.at(rank, step, false));
-      }
+      detail::alternate(
+          order.steps(), order.ahead(rank, 2),
+          [&](int step) { table.add(order.at(rank, step, true)); },
+          [&](int step) { table.add(order.at(rank, step, false)); });
     }
     return table;
   }

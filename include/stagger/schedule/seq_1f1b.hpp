@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <stagger/schedule/early_backward.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
 
@@ -21,14 +22,12 @@ struct Seq1F1B {
 
   int slices = 2;  ///< S >= 1, slices of a microbatch
 
-  /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
   /// @param shape  M >= P, V = 1
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("seq-1f1b", shape, 1);
     int const P = shape.ranks, M = shape.microbatches, S = slices;
@@ -41,20 +40,15 @@ struct Seq1F1B {
     Table table = Table{.stages = P, .microbatches = M, .slices = S}.like(2 * P * M * S);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
-      auto const add = [&](Kind kind, int n) {
-        int const slice = kind == Kind::forward ? n % S : S - 1 - n % S;
+      auto const add = [&](Kind kind, int n, int slice) {
         table.add({.kind = kind,
                    .stage = rank,
                    .microbatch = n / S,
                    .slice = static_cast<std::int16_t>(slice)});
       };
-      int const steps = M * S;
-      int const ahead = std::min(P - rank - 2 + S, steps);
-      for (int n = 0; n < ahead; ++n) add(Kind::forward, n);
-      for (int n = 0; n < steps; ++n) {
-        if (n + ahead < steps) add(Kind::forward, n + ahead);
-        add(Kind::backward, n);
-      }
+      detail::alternate(
+          M * S, P - rank - 1 + S, [&](int n) { add(Kind::forward, n, n % S); },
+          [&](int n) { add(Kind::backward, n, S - 1 - n % S); });
     }
     return table;
   }

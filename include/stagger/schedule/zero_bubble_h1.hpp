@@ -22,7 +22,6 @@ struct ZeroBubbleH1 {
   int chunks_per_rank = 1;  ///< V >= 1
   int group = 0;  ///< microbatches that pass a chunk before the next one; 0: M / max(1, M / P)
 
-  /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
   /// Rank r begins with its weight gradients r steps after its first I, then keeps that distance.
@@ -31,32 +30,24 @@ struct ZeroBubbleH1 {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-h1", shape, chunks_per_rank);
-    detail::DepthFirst const order{.ranks = shape.ranks,
-                                   .chunks = shape.chunks,
-                                   .microbatches = shape.microbatches,
-                                   .group = detail::legal_group("zb-h1", shape, group)};
-    int const steps = shape.chunks * shape.microbatches;
+    detail::DepthFirst const order("zb-h1", shape, group);
+    int const steps = order.steps();
     Table table = Table{.stages = shape.stages(), .microbatches = shape.microbatches}.like(
         3 * steps * shape.ranks);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
-      long long const wanted =
-          static_cast<long long>(shape.chunks - 1) * order.group + (shape.ranks - 1 - rank);
-      int const ahead = static_cast<int>(std::min<long long>(wanted, steps));
       auto const part = [&](int step, Kind kind) {
         Action a = order.at(rank, step, false);
         a.kind = kind;
         table.add(a);
       };
-      for (int step = 0; step < ahead; ++step) table.add(order.at(rank, step, true));
-      for (int step = 0; step < steps; ++step) {
-        if (step + ahead < steps) table.add(order.at(rank, step + ahead, true));
+      auto const forward = [&](int step) { table.add(order.at(rank, step, true)); };
+      detail::alternate(steps, order.ahead(rank, 1), forward, [&](int step) {
         part(step, Kind::backward_input);
         if (step >= rank) part(step - rank, Kind::backward_weight);
-      }
+      });
       for (int step = std::max(0, steps - rank); step < steps; ++step)
         part(step, Kind::backward_weight);
     }

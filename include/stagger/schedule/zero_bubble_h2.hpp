@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include <stagger/schedule/early_backward.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
 
@@ -20,14 +21,12 @@ struct ZeroBubbleH2 {
   static constexpr bool flushes = true;
   static constexpr bool proven = true;
 
-  /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
   /// @param shape  any P and M, V = 1
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-h2", shape, 1);
     int const P = shape.ranks, M = shape.microbatches;
@@ -37,14 +36,12 @@ struct ZeroBubbleH2 {
       auto const add = [&](Kind kind, int m) {
         table.add({.kind = kind, .stage = rank, .microbatch = m});
       };
-      int const ahead = static_cast<int>(std::min<long long>(2LL * (P - rank) - 1, M));
       int const behind = static_cast<int>(std::min<long long>(2LL * rank, M));
-      for (int m = 0; m < ahead; ++m) add(Kind::forward, m);
-      for (int m = 0; m < M; ++m) {
+      auto const forward = [&](int m) { add(Kind::forward, m); };
+      detail::alternate(M, 2LL * (P - rank) - 1, forward, [&](int m) {
         add(Kind::backward_input, m);
         if (m >= behind) add(Kind::backward_weight, m - behind);
-        if (m + ahead < M) add(Kind::forward, m + ahead);
-      }
+      });
       for (int m = M - behind; m < M; ++m) add(Kind::backward_weight, m);
     }
     return table;

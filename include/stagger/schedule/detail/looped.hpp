@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include <stagger/schedule/early_backward.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -42,7 +43,21 @@ template <class Legal> [[nodiscard]] constexpr int nearest_legal(int to, Legal c
 /// Depth first: a group of N microbatches passes a rank's first chunk, then its second, and so on;
 /// then the next group. Backwards visit the chunks from the last to the first.
 struct DepthFirst {
-  int ranks = 1, chunks = 1, microbatches = 1, group = 1;
+  int ranks, chunks, microbatches, group;
+
+  /// @throws Error as legal_group
+  constexpr DepthFirst(char const* policy, Shape shape, int asked)
+      : ranks(shape.ranks),
+        chunks(shape.chunks),
+        microbatches(shape.microbatches),
+        group(legal_group(policy, shape, asked)) {}
+
+  /// Forwards of a rank, and backwards.
+  [[nodiscard]] constexpr int steps() const noexcept { return chunks * microbatches; }
+  /// Forwards before the first backward: `apart` more than on the next rank.
+  [[nodiscard]] constexpr long long ahead(int rank, int apart) const noexcept {
+    return (chunks - 1LL) * group + static_cast<long long>(apart) * (ranks - 1 - rank) + 1;
+  }
 
   /// The `step`-th forward or backward of a rank, without its kind.
   [[nodiscard]] constexpr Action at(int rank, int step, bool forward) const noexcept {
