@@ -48,6 +48,14 @@ enum class Channels : std::uint8_t {
 
 namespace detail {
 
+/// The send of the value that an action makes.
+[[nodiscard]] constexpr Action send_of(Action const& a) noexcept {
+  return {.kind = a.kind == Kind::forward ? Kind::send_forward : Kind::send_backward,
+          .stage = a.stage,
+          .microbatch = a.microbatch,
+          .slice = a.slice};
+}
+
 /// Index of an action in `Table::actions`.
 using ActionIndex = std::uint32_t;
 

@@ -90,11 +90,7 @@ struct Inbox {
   Table out{.stages = table.stages, .microbatches = table.microbatches, .slices = table.slices};
   out.actions.reserve(3 * n);
   auto const send = [&](Action const& a, std::size_t rank) {
-    if (reader(a, rank) == rank) return;
-    out.add({.kind = a.kind == Kind::forward ? Kind::send_forward : Kind::send_backward,
-             .stage = a.stage,
-             .microbatch = a.microbatch,
-             .slice = a.slice});
+    if (reader(a, rank) != rank) out.add(detail::send_of(a));
   };
   for (std::size_t r = 0; r < P; ++r) {
     out.begin_row();
@@ -120,12 +116,7 @@ struct Inbox {
           first = i;
       }
       if (first < inboxes.size()) {
-        Action const& a = table.actions[inboxes[first].at++];
-        bool const up = a.kind == Kind::forward;
-        out.add({.kind = up ? Kind::recv_forward : Kind::recv_backward,
-                 .stage = a.stage + (up ? 1 : -1),
-                 .microbatch = a.microbatch,
-                 .slice = a.slice});
+        out.add(partner(detail::send_of(table.actions[inboxes[first].at++])));
         next(inboxes[first], peers[r][first]);
         continue;
       }

@@ -9,6 +9,7 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/proof/channels.hpp>
 #include <stagger/schedule/proof/entries.hpp>
 #include <stagger/schedule/proof/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
@@ -41,15 +42,10 @@ inline void add_transfers(Timeline& timeline, Table const& table, Costs const& c
       if ((!forward && !gives_input_gradient(a.kind)) || to < 0 || to >= table.stages) continue;
       detail::StageTimes const& there = times[to];
       double const link_s = forward ? there.link_forward : there.link_backward;
-      Action receive{.kind = forward ? Kind::recv_forward : Kind::recv_backward,
-                     .stage = to,
-                     .microbatch = a.microbatch,
-                     .slice = a.slice};
+      Action const send = detail::send_of(a);
+      Action const receive = partner(send);
       int const rank = ranks[detail::entry(table, receive)];
       if (!(link_s > 0) || rank < 0 || rank == r) continue;
-      Action send = receive;
-      send.kind = forward ? Kind::send_forward : Kind::send_backward;
-      send.stage = a.stage;
       double const end_s = made.end_s + link_s;
       messages[r].push_back({.action = send, .start_s = made.end_s, .end_s = end_s});
       messages[rank].push_back({.action = receive, .start_s = made.end_s, .end_s = end_s});
