@@ -11,6 +11,7 @@
 #include <stagger/schedule/fault.hpp>
 #include <stagger/schedule/proof/channels.hpp>
 #include <stagger/schedule/proof/entries.hpp>
+#include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {
@@ -325,21 +326,12 @@ template <class Check>
   });
 }
 
-/// No rank holds more (stage, microbatch) pairs than the limit. In an overlapped pair the forward
-/// counts before the backward frees.
+/// No rank holds more (stage, microbatch) pairs than the limit.
 [[nodiscard]] constexpr Fault check_in_flight(Table const& table, int limit) {
-  int live = 0;
-  bool frees_late = false;  // the backward of a pair stands before its forward
+  LiveCount count;
   return first_fault(table, [&](int, int at, Action const& a) {
-    if (at == 0) {
-      live = 0;
-      frees_late = false;
-    }
-    if (a.kind == Kind::forward) ++live;
-    if (live + (frees_late ? 1 : 0) > limit) return FaultKind::memory;
-    frees_late = a.overlaps_next && ends_flight(a.kind);
-    if (ends_flight(a.kind)) --live;
-    return FaultKind::none;
+    if (at == 0) count = {};
+    return count.run(a) > limit ? FaultKind::memory : FaultKind::none;
   });
 }
 
