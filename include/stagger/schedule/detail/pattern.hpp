@@ -19,6 +19,17 @@ struct Pattern {
 
   Grid<int> start;  ///< [ranks][pass]
 
+  [[nodiscard]] static constexpr bool is_forward(int pass) noexcept { return pass <= forward_up; }
+  /// A pass on a rank.
+  struct Place {
+    int pass, rank;
+  };
+  /// Where the input of a pass on a rank is made. @return pass -1: nowhere
+  [[nodiscard]] static constexpr Place input(int pass, int rank, int ranks) noexcept {
+    int const from = rank + (pass % 2 == 0 ? -1 : 1);  // even passes go down, odd ones up
+    return from < 0 || from == ranks ? Place{pass - 1, rank} : Place{pass, from};
+  }
+
   explicit constexpr Pattern(Grid<int> starts) : start(std::move(starts)) {}
 
   /// Places each pass at the earliest unit that is still free on its rank.
@@ -29,8 +40,7 @@ struct Pattern {
     for (int pass = 0; pass < 4; ++pass) {
       int const length = whole && pass >= backward_down ? 2 : 1;
       for (int i = 0; i < ranks; ++i) {
-        bool const down = pass == forward_down || pass == backward_down;
-        int const rank = down ? i : ranks - 1 - i;
+        int const rank = pass % 2 == 0 ? i : ranks - 1 - i;
         unsigned slots = units(time, length);
         int const backwards_left = pass >= backward_down ? backward_up - pass : 2;
         while ((taken[rank] & slots) != 0 ||

@@ -78,16 +78,12 @@ class Repetition {
     std::size_t weighed = 0;
   };
 
-  [[nodiscard]] static constexpr bool is_forward(int pass) noexcept {
-    return pass == Pattern::forward_down || pass == Pattern::forward_up;
-  }
   [[nodiscard]] constexpr int& made(int pass, int r, int m) { return made_(pass * P_ + r, m); }
 
   [[nodiscard]] constexpr bool ready(int r, Step const& s, int now) {
-    bool const down = s.pass == Pattern::forward_down || s.pass == Pattern::backward_down;
-    bool const begins = down ? r == 0 : r + 1 == P_;  // the pass, on this rank
-    if (begins && s.pass == Pattern::forward_down) return true;
-    int const end = begins ? made(s.pass - 1, r, s.m) : made(s.pass, down ? r - 1 : r + 1, s.m);
+    auto const [pass, rank] = Pattern::input(s.pass, r, P_);
+    if (pass < 0) return true;
+    int const end = made(pass, rank, s.m);
     return end >= 0 && end <= now;
   }
 
@@ -100,7 +96,7 @@ class Repetition {
     if (rank.first == none) return none;
     Step const& next = rank.steps[rank.first];
     if (ready(r, next, now))
-      return is_forward(next.pass) && rank.live >= most_ && !whole_ ? none : rank.first;
+      return Pattern::is_forward(next.pass) && rank.live >= most_ && !whole_ ? none : rank.first;
     if (whole_ || rank.forwards < 2 * M_) return none;
     for (std::size_t n = rank.first; n < none; ++n) {
       Step const& s = rank.steps[n];
@@ -114,7 +110,7 @@ class Repetition {
     Rank& rank = ranks_[r];
     Step& s = rank.steps[n];
     s.done = true;
-    bool const forward = is_forward(s.pass);
+    bool const forward = Pattern::is_forward(s.pass);
     bool const near = s.pass == Pattern::forward_down || s.pass == Pattern::backward_up;
     Action const a{.kind = forward  ? Kind::forward
                            : whole_ ? Kind::backward

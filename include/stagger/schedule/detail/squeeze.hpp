@@ -116,14 +116,10 @@ class Squeezed {
   constexpr void move_pass(int r, Line& line, Unit what, int t, int most) {
     int const pass = static_cast<int>(what);
     int const m = line.next[pass]++;
-    bool const down = what == Unit::forward_down || what == Unit::backward_down;
-    bool const begins = down ? r == 0 : r + 1 == P_;  // the pass, on this rank
     bool const pair = whole_ && is_backward(what);
     int to = m > 0 ? end_of(pass, r, m - 1) : 0;
-    if (!begins)
-      to = std::max(to, end_of(pass, down ? r - 1 : r + 1, m));
-    else if (pass > 0)
-      to = std::max(to, end_of(pass - 1, r, m));
+    auto const input = Pattern::input(pass, r, P_);
+    if (input.pass >= 0) to = std::max(to, end_of(input.pass, input.rank, m));
     if (is_forward(what)) {
       int earliest = t;
       while (earliest > to && line.live[earliest - 1] < most) --earliest;
