@@ -60,7 +60,6 @@ struct Auto {
   Mapping mapping = Mapping::looped;  ///< zigzag: V even; bidirectional: V = 1, P and M even
   int slices = 1;                     ///< S >= 1, sequence slices of a microbatch; above 1: V = 1
 
-  /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
   /// @param shape  any P and M

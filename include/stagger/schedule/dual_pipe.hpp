@@ -28,7 +28,6 @@ struct DualPipe {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("dualpipe", shape, 1);
     int const P = shape.ranks, M = shape.microbatches;

@@ -45,7 +45,6 @@ struct Fifo {
                       ///< all workers, so that nothing waits behind a forward that may not begin
                       ///< yet
 
-  /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
   /// Versions of its weights that a rank keeps: each of the Nm microbatches in the pipeline may

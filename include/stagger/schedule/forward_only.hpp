@@ -22,7 +22,6 @@ struct ForwardOnly {
   int chunks_per_rank = 1;            ///< V >= 1
   Mapping mapping = Mapping::looped;  ///< as the schedule that trains the same model
 
-  /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
   /// @param shape  any P, M and V; for the bidirectional mapping P and M even, V = 1

@@ -16,14 +16,12 @@ struct GPipe {
   static constexpr bool flushes = true;
   static constexpr bool proven = true;
 
-  /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
   /// @param shape  any P and M, V = 1
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("gpipe", shape, 1);
     int const P = shape.ranks, M = shape.microbatches;

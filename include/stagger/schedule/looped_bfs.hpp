@@ -19,14 +19,12 @@ struct LoopedBfs {
 
   int chunks_per_rank = 2;  ///< V >= 1
 
-  /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
   /// @param shape  any P, M and V
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("looped-bfs", shape, chunks_per_rank);
     int const M = shape.microbatches;

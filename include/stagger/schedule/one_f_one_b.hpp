@@ -33,7 +33,6 @@ struct OneFOneB {
   Warmup warmup = Warmup::minimal;  ///< any gap >= 1, as `Warmup{gap}`
   int in_flight = 0;  ///< most microbatches a rank may hold; 0: as many as the warm-up asks for
 
-  /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
   /// Forwards before the first backward, for each rank. They never rise from rank to rank, which
@@ -66,7 +65,6 @@ struct OneFOneB {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] [[gnu::cold]] constexpr Table rows(Shape shape, int first, int last) const {
     return detail::early_backward(shape, warm_up_counts(shape), first, last);
   }

@@ -22,7 +22,6 @@ struct PipeDream {
 
   int in_flight = 0;  ///< most minibatches injected and not yet back; 0: P
 
-  /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
   /// Versions of its weights that a rank keeps: one for each minibatch it may hold, P - r without a

@@ -21,7 +21,6 @@ struct PipeDream2BW {
   static constexpr bool flushes = false;
   static constexpr bool proven = true;
 
-  /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
   /// Versions of its weights that a rank keeps.

@@ -18,7 +18,6 @@ struct V1F1B {
   static constexpr bool flushes = true;
   static constexpr bool proven = true;
 
-  /// Two stages on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
   /// Most chunks in flight on a rank.

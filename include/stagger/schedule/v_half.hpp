@@ -21,7 +21,6 @@ struct VHalf {
   static constexpr bool flushes = true;
   static constexpr bool proven = true;
 
-  /// Two stages on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
   /// Most chunks in flight on a rank.

@@ -24,14 +24,12 @@ struct ZeroBubbleV {
   static constexpr bool flushes = true;
   static constexpr bool proven = true;
 
-  /// Two stages on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
   /// @param shape  any P and M, V = 2
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
-  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-v", shape, 2);
     int const P = shape.ranks;
