@@ -37,22 +37,6 @@ static_assert(std::endian::native == std::endian::little,
         "; free space, change its permissions, or name another folder");
 }
 
-/// An open file or folder.
-class Descriptor {
- public:
-  Descriptor(char const* path, int flags) : number_(::open(path, flags | O_CLOEXEC, 0644)) {}
-  Descriptor(Descriptor const&) = delete;
-  Descriptor& operator=(Descriptor const&) = delete;
-  ~Descriptor() {
-    if (is_open()) ::close(number_);
-  }
-  [[nodiscard]] int number() const noexcept { return number_; }
-  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
-
- private:
-  int number_;
-};
-
 /// Fields of a file, one after the other, and their checksum at the end. The file appears under its
 /// name when all of it is on the disk.
 class CheckedWriter {

@@ -19,6 +19,26 @@
 
 namespace stagger {
 
+namespace detail {
+
+/// An open file or folder.
+class Descriptor {
+ public:
+  Descriptor(char const* path, int flags) : number_(::open(path, flags | O_CLOEXEC, 0644)) {}
+  Descriptor(Descriptor const&) = delete;
+  Descriptor& operator=(Descriptor const&) = delete;
+  ~Descriptor() {
+    if (is_open()) ::close(number_);
+  }
+  [[nodiscard]] int number() const noexcept { return number_; }
+  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
+
+ private:
+  int number_;
+};
+
+}  // namespace detail
+
 /// A file that appears under its name only when it is complete and on the disk.
 ///
 /// Text goes to a temporary file in the same folder; `commit` syncs it, renames it over the name
@@ -76,17 +96,14 @@ class WholeFile {
   }
 
  private:
-  [[nodiscard]] std::string folder() const {
-    std::size_t const slash = target_.rfind('/');
-    return slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
-  }
+  /// The folder of the file, with a slash at its end; empty: the current one.
+  [[nodiscard]] std::string folder() const { return target_.substr(0, target_.rfind('/') + 1); }
 
   void open_temporary() {
-    std::size_t const slash = target_.rfind('/');
-    std::string const name = slash == std::string::npos ? target_ : target_.substr(slash + 1);
+    std::string const in = folder();
+    std::string const name = target_.substr(in.size());
     if (name.empty()) fail("that names no file", "give the name of a file");
-    std::string const before = (slash == std::string::npos ? "" : target_.substr(0, slash + 1)) +
-                               text(".", name.substr(0, 100), ".", ::getpid(), "-");
+    std::string const before = in + text(".", name.substr(0, 100), ".", ::getpid(), "-");
     for (int attempt = 0; attempt < 1000; ++attempt) {
       temporary_ = before + std::to_string(attempt) + ".tmp";
       descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -99,13 +116,9 @@ class WholeFile {
 
   /// Syncs the folder, without which a renamed file may be lost in a crash.
   void sync_folder() {
-    int const descriptor = ::open(folder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor < 0) return;  // a folder that may be written but not read
-    int const result = ::fsync(descriptor);
-    int const reason = errno;
-    ::close(descriptor);
-    errno = reason;
-    if (result != 0 && reason != EINVAL && reason != EROFS)
+    detail::Descriptor const opened((folder() + ".").c_str(), O_RDONLY | O_DIRECTORY);
+    if (!opened.is_open()) return;  // a folder that may be written but not read
+    if (::fsync(opened.number()) != 0 && errno != EINVAL && errno != EROFS)
       fail_errno();  // EINVAL: cannot sync folders
   }
 
