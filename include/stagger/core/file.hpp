@@ -59,6 +59,8 @@ class WholeFile {
       if (descriptor_ < 0) fail_errno();
       return;
     }
+    if (!exists && ::lstat(path_.c_str(), &status) == 0)
+      fail("it is a link to nothing", "create what it leads to, or name that file itself");
     if (exists) {
       if (char* const real = ::realpath(path_.c_str(), nullptr)) {
         target_ = real;

@@ -182,9 +182,13 @@ TEST_CASE("core/write_file: permissions and symbolic links stay", "[core]") {
   fs::create_symlink("real", folder / "link");
   stagger::write_file(folder / "link", "new");
   CHECK(fs::is_symlink(folder / "link"));
+  fs::create_symlink("nothing", folder / "dangling");
+  CHECK_THROWS_WITH(stagger::write_file(folder / "dangling", "new"),
+                    Catch::Contains("is a link to nothing"));
+  CHECK(fs::is_symlink(folder / "dangling"));
   CHECK(contents(folder / "real") == "new");
   CHECK((fs::status(folder / "real").permissions() & fs::perms::all) == fs::perms{0640});
-  CHECK(folder.names().size() == 2);
+  CHECK(folder.names().size() == 3);
 }
 
 TEST_CASE("core/write_file: what is no plain file is written in place", "[core]") {
