@@ -760,6 +760,8 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+  if (int const code = count(Call::pool_set_attribute))
+    return answer(static_cast<cudaError_t>(code));
   if (attribute == cudaMemPoolAttrReleaseThreshold)
     pool->release_threshold = *static_cast<std::uint64_t*>(value);
   return cudaSuccess;

@@ -41,6 +41,7 @@ enum class Call : int {
   malloc_host,
   malloc_from_pool,
   pool_create,
+  pool_set_attribute,
   begin_capture,
   graph_instantiate,
   graph_update,

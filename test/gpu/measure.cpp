@@ -88,7 +88,7 @@ class ByHand {
       for (auto const& in : rank.code)
         for (unsigned g = 0; g < in.signal_count; ++g) ++gives[in.signal[g]];
     for (auto const count : gives) first.push_back(first.back() + count);
-    events_.reserve(first.back() + program.ranks.size());
+    events_.resize(first.back() + program.ranks.size());
     std::vector<std::uint32_t> issued(gives.size());
     std::vector<std::size_t> at(program.ranks.size());
     std::vector<std::size_t> wait(program.ranks.size());
@@ -156,7 +156,7 @@ class ByHand {
     std::size_t event;
   };
   std::vector<sg::cuda::Stream> streams_;
-  sg::cuda::EventTable events_;
+  std::vector<sg::cuda::Event> events_;
   std::vector<Call> calls_;
   std::size_t join_ = 0;
 };

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <utility>
 
 #include <stagger/cuda/stream.hpp>
 
@@ -24,16 +23,6 @@ struct GraphCounts {
 /// Owns an executable graph.
 class Graph {
  public:
-  Graph() = default;
-  Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)) {}
-  Graph& operator=(Graph&& other) noexcept {
-    std::swap(exec_, other.exec_);
-    return *this;
-  }
-  ~Graph() {
-    if (exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(exec_));
-  }
-
   [[nodiscard]] explicit operator bool() const noexcept { return exec_ != nullptr; }
 
   /// Records what `body()` enqueues on `origin`, and on streams that wait for `origin` and for
@@ -51,8 +40,9 @@ class Graph {
     } catch (...) {
       failure = std::current_exception();  // a capture must be ended whatever happens
     }
-    Recorded recorded;
-    cudaError_t const ended = cudaStreamEndCapture(origin.get(), &recorded.graph);
+    cudaGraph_t recorded = nullptr;
+    cudaError_t const ended = cudaStreamEndCapture(origin.get(), &recorded);
+    detail::Owned<cudaGraph_t> const owned(recorded);
     if (failure) {
       static_cast<void>(cudaGetLastError());
       std::rethrow_exception(failure);
@@ -61,31 +51,21 @@ class Graph {
     if (detail::capture_is_corrupted)
       detail::fail(cudaErrorStreamCaptureUnsupported, "capture an iteration");
     ++counts.captures;
-    check(cudaGraphGetNodes(recorded.graph, nullptr, &counts.nodes), "count the nodes of a graph");
-    make_executable(recorded.graph, counts);
+    check(cudaGraphGetNodes(recorded, nullptr, &counts.nodes), "count the nodes of a graph");
+    make_executable(recorded, counts);
   }
 
   /// Enqueues the graph on a stream.
   void replay(Stream const& stream, GraphCounts& counts) {
-    check(cudaGraphLaunch(exec_, stream.get()), "launch a graph");
+    check(cudaGraphLaunch(exec_.get(), stream.get()), "launch a graph");
     ++counts.replays;
   }
 
  private:
-  struct Recorded {
-    Recorded() = default;
-    Recorded(Recorded const&) = delete;
-    Recorded& operator=(Recorded const&) = delete;
-    ~Recorded() {
-      if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
-    }
-    cudaGraph_t graph = nullptr;
-  };
-
   [[gnu::cold]] void make_executable(cudaGraph_t graph, GraphCounts& counts) {
     if (exec_ != nullptr) {
       cudaGraphExecUpdateResultInfo info{};
-      if (cudaGraphExecUpdate(exec_, graph, &info) == cudaSuccess) {
+      if (cudaGraphExecUpdate(exec_.get(), graph, &info) == cudaSuccess) {
         ++counts.updates;
         return;
       }
@@ -93,12 +73,11 @@ class Graph {
     }
     cudaGraphExec_t made = nullptr;
     check(cudaGraphInstantiate(&made, graph, 0), "make a graph executable");
-    if (exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(exec_));
-    exec_ = made;
+    exec_.reset(made);
     ++counts.instantiations;
   }
 
-  cudaGraphExec_t exec_ = nullptr;
+  detail::Owned<cudaGraphExec_t> exec_;
 };
 
 }  // namespace stagger::cuda

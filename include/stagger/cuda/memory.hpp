@@ -30,7 +30,9 @@ class Pool {
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location.type = cudaMemLocationTypeDevice;
     check(cudaGetDevice(&properties.location.id), "find the current GPU");
-    check(cudaMemPoolCreate(&pool_, &properties), "create a memory pool");
+    cudaMemPool_t made = nullptr;
+    check(cudaMemPoolCreate(&made, &properties), "create a memory pool");
+    pool_.reset(made);
     set(cudaMemPoolAttrReleaseThreshold, std::numeric_limits<std::uint64_t>::max());
     set(cudaMemPoolReuseAllowInternalDependencies, 0);
   }
@@ -38,7 +40,6 @@ class Pool {
   Pool& operator=(Pool const&) = delete;
   ~Pool() {
     for (void* const memory : kept_) static_cast<void>(cudaFreeAsync(memory, own_.get()));
-    static_cast<void>(cudaMemPoolDestroy(pool_));
   }
 
   /// Memory for work that is enqueued on `stream` from now on.
@@ -48,7 +49,7 @@ class Pool {
   [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
     if (detail::is_captured(stream)) refuse(cudaErrorStreamCaptureUnsupported, bytes);
     void* memory = nullptr;
-    cudaError_t const result = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream);
+    cudaError_t const result = cudaMallocFromPoolAsync(&memory, bytes, pool_.get(), stream);
     if (result != cudaSuccess) [[unlikely]]
       refuse(result, bytes);
     return memory;
@@ -73,7 +74,7 @@ class Pool {
     access.location.type = cudaMemLocationTypeDevice;
     access.location.id = device;
     access.flags = cudaMemAccessFlagsProtReadWrite;
-    check(cudaMemPoolSetAccess(pool_, &access, 1), "share a memory pool");
+    check(cudaMemPoolSetAccess(pool_.get(), &access, 1), "share a memory pool");
     return true;
   }
   /// For memory that is not in use any more.
@@ -102,9 +103,9 @@ class Pool {
   }
   template <class V> void set(cudaMemPoolAttr attribute, V value) {
     std::conditional_t<std::is_same_v<V, int>, int, std::uint64_t> v = value;
-    check(cudaMemPoolSetAttribute(pool_, attribute, &v), "set up a memory pool");
+    check(cudaMemPoolSetAttribute(pool_.get(), attribute, &v), "set up a memory pool");
   }
-  cudaMemPool_t pool_ = nullptr;
+  detail::Owned<cudaMemPool_t> pool_;
   Stream own_;
   std::mutex mutex_;
   std::vector<void*> kept_;

@@ -66,7 +66,7 @@ class Communicator {
     state_->stream = stream.get();
     state_->rank = rank;
     state_->size = size;
-    state_->events.reserve(detail::State::events_kept);
+    state_->events.resize(detail::State::events_kept);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclResult_t const result =
@@ -196,7 +196,7 @@ class Communicator {
     made->device = need().device;
     made->stream = stream != nullptr ? stream->get() : need().stream;
     cuda::check(cudaSetDevice(made->device), "select a GPU");
-    made->events.reserve(detail::State::events_kept);
+    made->events.resize(detail::State::events_kept);
     part = Communicator();
     if (colour >= 0) {
       part.issuer_ = issuer_;
@@ -230,10 +230,9 @@ class Communicator {
 
   /// Waits for at most so many seconds. @return whether NCCL has returned from an abort
   [[nodiscard]] bool gone(double seconds) const {
-    if (!state_ || !state_->abort) return state_ == nullptr || state_->comm == nullptr;
-    auto const& done = state_->abort->done;
-    return stagger::detail::wait_until([&] { return done.load(std::memory_order_acquire); },
-                                       seconds);
+    if (!state_ || !state_->aborted) return state_ == nullptr || state_->comm == nullptr;
+    return stagger::detail::wait_until(
+        [done = state_->aborted] { return done->load(std::memory_order_acquire); }, seconds);
   }
 
  private:

@@ -146,13 +146,18 @@ TEST_CASE("cuda/Stream: messages have the higher priority, failing half way leak
   }
   si::fail(si::Call::stream_create, 1, cudaErrorMemoryAllocation);
   CHECK_THROWS_AS(sg::cuda::Stream(), sg::cuda::Error);
-  sg::cuda::EventTable table;
   si::fail(si::Call::event_create, 5, cudaErrorMemoryAllocation);
-  CHECK_THROWS_AS(table.reserve(8), sg::cuda::Error);
-  table.reserve(8);
-  CHECK(session.left().events == 8);
-  table = {};
+  CHECK_THROWS_AS(std::vector<sg::cuda::Event>(8), sg::cuda::Error);
   CHECK(session.left() == si::Live{});
+}
+
+TEST_CASE("cuda/Pool: one that cannot be set up leaves nothing behind", "[cuda]") {
+  si::Session const session;
+  for (int const nth : {1, 2}) {
+    si::fail(si::Call::pool_set_attribute, nth, cudaErrorNotSupported);
+    CHECK_THROWS_AS(sg::cuda::Pool(), sg::cuda::Error);
+    CHECK(session.left() == si::Live{});
+  }
 }
 
 }  // namespace memory_test

@@ -25,7 +25,7 @@ struct Gpu {
   int device;  // first: it is selected for all below
   std::shared_ptr<Pool> pool;
   Stream main_stream{Priority::message};  ///< an iteration begins and ends there
-  EventTable events;
+  std::vector<Event> events;
   Iteration iteration;
   Timeline timeline;
   Tensor<double> sums;  ///< [parameters] of the squares of gradients
@@ -184,7 +184,8 @@ class Streams {
     issued_.assign(numbers_.signals(), 0);
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       gpus_->select(g);
-      (*gpus_)[g].events.reserve(slots * numbers_.count());
+      auto& events = (*gpus_)[g].events;
+      events.resize(std::max(events.size(), slots * numbers_.count()));
     }
   }
 

@@ -32,11 +32,6 @@ struct Call {
   int peer = 0;  // or root
 };
 
-/// A communicator that is being aborted. Its thread may be inside NCCL for ever.
-struct Abort {
-  std::atomic<bool> done{false};
-};
-
 /// Aborts from which NCCL has not returned.
 inline std::atomic<int> aborts_under_way{0};
 
@@ -66,13 +61,13 @@ struct State {
   int rank = 0;
   int size = 1;
   bool in_progress = false;
-  std::uint64_t asked = 0;   // batches, counted from 1
-  std::uint64_t issued = 0;  // on the stream
-  std::uint64_t done = 0;    // on the device
-  cuda::EventTable events;   // of batch n: n % events_kept
+  std::uint64_t asked = 0;          // batches, counted from 1
+  std::uint64_t issued = 0;         // on the stream
+  std::uint64_t done = 0;           // on the device
+  std::vector<cuda::Event> events;  // of batch n: n % events_kept
   std::exception_ptr failure;
   std::vector<std::pair<std::uint64_t, std::exception_ptr>> refused;  // batches that did nothing
-  std::shared_ptr<Abort> abort;
+  std::shared_ptr<std::atomic<bool>> aborted;  // whether NCCL has returned from an abort
 
   State() = default;
   State(State const&) = delete;
@@ -125,11 +120,10 @@ struct State {
     aborts_under_way.fetch_add(1);
     try {
       await_aborts_at_exit();
-      abort = std::make_shared<Abort>();
-      std::thread([gone, handle = abort] {
-        static_cast<void>(ncclCommAbort(gone));
-        handle->done.store(true, std::memory_order_release);
-        handle->done.notify_all();
+      aborted = std::make_shared<std::atomic<bool>>(false);
+      std::thread([gone, done = aborted] {
+        static_cast<void>(ncclCommAbort(gone));  // it may never return
+        done->store(true, std::memory_order_release);
         aborts_under_way.fetch_sub(1);
       }).detach();
     } catch (...) {  // no memory or no thread: the communicator is never destroyed
