@@ -83,6 +83,7 @@ class Communicator {
     issuer_ = std::move(other.issuer_);
     state_ = std::move(other.state_);
     joined_ = other.joined_;
+    warm_ = std::move(other.warm_);
     return *this;
   }
   /// Passes a communicator that was not finalized to a thread that aborts it. Never blocks; the end

@@ -173,6 +173,27 @@ TEST_CASE("nccl/Device: communicators of one device enqueue in the order in whic
   CHECK(session.left() == si::Live{});
 }
 
+TEST_CASE("nccl/Communicator: memory for its connections moves with it", "[nccl]") {
+  si::Session const session;
+  {
+    Ranks ranks(2);
+    ranks.join();
+    ranks.each([](std::size_t r, auto& c) {
+      int const peer = r == 0 ? 1 : 0;
+      return c.connect(std::span<int const>(&peer, 1));
+    });
+    auto first = std::make_unique<sg::nccl::Communicator>(std::move(ranks[0]));
+    sg::nccl::Communicator second;
+    second = std::move(*first);
+    auto const allocations = si::live().allocations;
+    first.reset();
+    CHECK(si::live().allocations == allocations);
+    ranks[0] = std::move(second);
+    ranks.finalize();
+  }
+  CHECK(session.left() == si::Live{});
+}
+
 TEST_CASE("nccl/Operation: on_stream is earlier than done", "[nccl]") {
   si::Session const session;
   si::in_progress_polls(4);
