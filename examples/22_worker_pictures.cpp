@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws two workers of a parameter server under each staleness model, in virtual time: the second
-// takes twice as long for everything, and both push and pull over one link.
+// takes twice as long for everything, and both push and pull over one link. The last picture is of
+// a model of one's own.
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/22_worker_pictures.cpp -pthread
 // Run:    ./worker_pictures [FOLDER]     (default: the current folder)
 // Prints: the names of the files, which are the same on every machine, byte for byte
 // expect: workers_bsp\.svg
 // expect: workers_wsp\.svg
+// expect: workers_own\.svg
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -37,6 +39,19 @@ struct Layer {  // for the virtual clock, which knows what it costs
   void backward(sg::Context&, Input const&, Output const& dy, Input& dx, sg::NothingSaved&) {
     dx = dy;
   }
+};
+
+// In step for the first four minibatches, then up to `later` behind the other worker.
+struct SlowStart {
+  using policy_tag = sg::StalenessTag;
+  static constexpr bool synchronous = false;
+  static constexpr auto pushes = sg::staleness::Pushes::changes;
+  static constexpr auto adds = sg::staleness::Adds::in_worker_order;
+  int later = 2;
+  int microbatches() const { return 1; }
+  int minibatches() const { return 1; }                     // in one push
+  int version(int m, int) const { return m; }               // own changes in what m sees
+  int needs(int m) const { return m < 4 ? m : m - later; }  // pushes of every worker
 };
 
 constexpr int steps = 4;
@@ -102,12 +117,11 @@ void draw_steps(std::string const& path, auto model) {
   draw(path, all);
 }
 
-void draw_waves(std::string const& path) {
-  sg::staleness::WaveSynchronous const model{.in_flight = microbatches, .distance = 0};
+void draw_stream(std::string const& path, auto model, int in_flight) {
   sg::sim::Clock const clock(server_link);
   sg::collective::ParameterServer const server({.workers = 2});
-  auto a = worker(server, 0, clock, model, sg::schedule::Fifo{microbatches});
-  auto b = worker(server, 1, clock, model, sg::schedule::Fifo{microbatches});
+  auto a = worker(server, 0, clock, model, sg::schedule::Fifo{in_flight});
+  auto b = worker(server, 1, clock, model, sg::schedule::Fifo{in_flight});
   auto const batch = batch_of(steps * microbatches);
   sg::run_together(a.stream(batch), b.stream(batch));
   draw(path, {a.timeline(), b.timeline()});
@@ -123,5 +137,7 @@ int main(int argc, char** argv) {
   draw_steps(folder + "workers_local_sgd.svg", staleness::LocalSgd{.period = 2});
   draw_steps(folder + "workers_osp.svg",
              staleness::OverlappedSynchronous{.budget = staleness::overlapped::ShareLate{0.5}});
-  draw_waves(folder + "workers_wsp.svg");
+  draw_stream(folder + "workers_wsp.svg",
+              staleness::WaveSynchronous{.in_flight = microbatches, .distance = 0}, microbatches);
+  draw_stream(folder + "workers_own.svg", SlowStart{}, 1);
 }

@@ -27,7 +27,7 @@ function(decimal out number)
   endif()
 endfunction()
 
-set(table "| schedule | stages a rank | makespan | bubble | of makespan | span bubble | peak memory |\n|---|--:|--:|--:|--:|--:|--:|\n")
+set(table "| schedule | stages a rank, in each direction | makespan | bubble | of makespan | span bubble | peak memory |\n|---|--:|--:|--:|--:|--:|--:|\n")
 run(schedule --list --json)
 set(list "${output}")
 string(JSON count LENGTH "${list}")

@@ -18,7 +18,7 @@
 /// | `AllReduce{.grouping = grouping::Greedy{}}` | MG-WFBP's published rule is to be tried |
 /// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
 /// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
-/// | `AllReduce{.shard_optimizer = true}` | its state does not fit beside the parameters |
+/// | `AllReduce{.shard_optimizer = true}` | the optimizer's state does not fit beside the parameters |
 /// | `ParameterServer::worker(n)` | several pipelines, each with data of its own, train one model |
 ///
 /// What is called, and when: `groups(backward, line)` is called once for each stage, between two
@@ -34,6 +34,9 @@
 ///
 /// In examples/11_own_collective.cpp, with two sums for each stage:
 /// @code
+/// using sg::collective::Backward, sg::collective::By, sg::collective::CostLine;
+/// using Groups = std::vector<sg::collective::LayerGroup>;
+///
 /// struct Halves {
 ///   using policy_tag = sg::CollectiveTag;
 ///   By by = By::slices;
@@ -45,8 +48,10 @@
 ///   }
 /// };
 /// @endcode
-/// A type that lacks a member gets "stagger: not a CollectivePolicy: it needs ...", which names all
-/// of them; groups that do not list every layer once get an Error.
+/// A group is {highest layer, lowest layer}. Layers of a stage are counted from 1, at its input;
+/// groups list all of them once, from the last down.
+/// A type that lacks a member gets "stagger: not a CollectivePolicy: it needs ...", which names it;
+/// groups that do not list every layer once get an Error.
 
 #include <stagger/core/requirements.hpp>
 

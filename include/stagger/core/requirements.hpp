@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   The compiler options that stagger requires or refuses: one message each, before any
-///         other error. docs/packaging.md says why. The header that is
-///         included behind each sentence does not exist: it ends the compilation, so that no
-///         further error follows.
+///         other error. docs/packaging.md says why. The header included after each message
+///         does not exist, so that compilation ends there and no further error follows.
 
 #if __cplusplus < 202002L
 #error "stagger: C++20 is needed: compile with -std=c++20"

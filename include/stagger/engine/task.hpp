@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Coroutines of the user: a lazy task, and `run`, which waits for one from ordinary code.
+/// @file   User coroutines: a lazy task, and `run`, which waits for one from ordinary code.
 
 #include <stagger/core/requirements.hpp>
 

@@ -2,9 +2,8 @@
 #pragma once
 /// @file   Delayed gradient descent: the weights of every stage are Nm - 1 updates behind, for Nm
 ///         minibatches in flight.
-/// @source Park et al., "HetPipe", USENIX ATC 2020, section 4, for one virtual worker: minibatch p
-///         sees the updates of
-///         1 .. p - Nm.
+/// @source Park et al., "HetPipe", USENIX ATC 2020, section 4, for one virtual worker: minibatch p,
+///         counted from 1 there, sees the updates of 1 .. p - Nm.
 
 #include <stagger/staleness/policy.hpp>
 

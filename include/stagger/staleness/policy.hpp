@@ -31,10 +31,10 @@
 /// | `synchronous` | compiling `with` | true: `microbatches` and `version` are not needed |
 /// | `microbatches()` | once, in `with` | how many microbatches make a minibatch, >= 1 |
 /// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights that it sees contain: 0 to `available`, the number that the stage has made when its forward runs |
-/// | `pushes` | once, in `with` | of a model of several workers: gradients, changes or weights; weights only if static constexpr |
-/// | `adds` | once, in `with` | likewise: when the server adds what workers push |
+/// | `pushes` | once, in `with` | of a model of several workers: gradients, changes or weights. `weights` must be known when compiling: make the member static constexpr |
+/// | `adds` | once, in `with` | when the server adds what workers push |
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
-/// | `needs(minibatch)` | laying out | how many pushes of every worker, from the first one, its weights must contain; they contain at least what those of the previous minibatch did |
+/// | `needs(minibatch)` | laying out | how many of the first pushes of every worker its weights must contain; 0 or less: none. If it is less than for the minibatch before, the greater number holds. At most minibatch / minibatches(). Exactly that for gradients that are added in the order of workers |
 /// | `average_state` | once, in `with`; optional | a bool, of a model that pushes weights: whether the server takes the mean of the optimizers' states, too |
 /// | `check()`, or none | once, in `with` | throws an Error that names the member whose value cannot be |
 ///

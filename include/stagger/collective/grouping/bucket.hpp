@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Messages of a fixed size.
+/// @file   Messages of at least a given size.
 /// @source S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 ///         VLDB 2020, section 3.2.3 (gradient bucketing).
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   One message for the whole model.
+/// @file   One message for all layers that are given: in a pipeline, one for each stage.
 /// @source Y. You, A. Buluc, J. Demmel, "Scaling deep learning on GPU and Knights Landing
 ///         clusters", SC 2017 (SyncEASGD, single layer).
 
