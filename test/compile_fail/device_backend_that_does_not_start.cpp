@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a back end without `start`
 // expect-error: stagger: not a Backend: it needs 'bool start\(std::coroutine_handle<> then\)'
-// see: policies.md
+// see: policies.md#device
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a back end that calls `go_on`, and spells `ready` otherwise
 // expect-error: stagger: not a Backend for go_on: it needs 'bool ready\(Wait const&\)', whether the signal was given that often
-// see: policies.md
+// see: policies.md#device
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

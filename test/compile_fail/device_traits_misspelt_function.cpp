@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a device whose traits name a function that it spells otherwise
 // expect-error: stagger: DeviceTraits::spare_places is for devices with 'int spare_places\(int ranks\) const'
-// see: policies.md
+// see: policies.md#device
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

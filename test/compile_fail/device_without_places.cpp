@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a device without `places`
 // expect-error: stagger: not a DevicePolicy: it needs 'int places\(\) const'
-// see: policies.md
+// see: policies.md#device
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

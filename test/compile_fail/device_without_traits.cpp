@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a device without `traits`
 // expect-error: stagger: not a DevicePolicy: it needs 'static constexpr DeviceTraits traits
-// see: policies.md
+// see: policies.md#device
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a schedule for one device
 // expect-error: stagger: one device takes a loss, an optimizer and Options
-// see: concepts.md
+// see: policies.md
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

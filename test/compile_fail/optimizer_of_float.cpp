@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: `update` takes `OptimizerView<float>` alone
 // expect-error: stagger: not an OptimizerPolicy: it needs 'template <class T> void update\(OptimizerView<T> const&
-// see: stages.md#the-loss
+// see: policies.md#optimizer
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: an optimizer with three states
 // expect-error: stagger: not an OptimizerPolicy: 'states' must be 0, 1 or 2
-// see: stages.md#the-loss
+// see: policies.md#optimizer
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

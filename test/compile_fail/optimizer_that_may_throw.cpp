@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: `update` is not `noexcept`
 // expect-error: stagger: not an OptimizerPolicy: its update must be noexcept
-// see: stages.md#the-loss
+// see: policies.md#optimizer
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

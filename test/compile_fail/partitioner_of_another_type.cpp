@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: `cuts` returns a vector of another type
 // expect-error: stagger: not a PartitionPolicy: it needs 'std::vector<int> cuts\(int layers\) const'
-// see: planning.md
+// see: policies.md#partition
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: `place` takes another number of arguments
 // expect-error: stagger: not a PlacementPolicy: it needs 'std::vector<int> place\(int ranks, int places\) const'
-// see: engine.md
+// see: policies.md#placement
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

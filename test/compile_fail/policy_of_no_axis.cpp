@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a policy_tag of one's own
 // expect-error: stagger: an argument of with\(\) has the policy_tag of no axis; the tags are those of schedules
-// see: concepts.md
+// see: policies.md
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a staleness model of several workers with a misspelt member
-// expect-error: stagger: not a staleness model of several workers: it needs 'staleness::Pushes pushes'
-// expect-error -DASYNCHRONOUS: stagger: not a staleness model of several workers: it needs
-// expect-error -DPUSHES: stagger: not a staleness model of several workers: it needs
-// expect-error -DADDS: stagger: not a staleness model of several workers: it needs
-// expect-error -DMINIBATCHES: stagger: not a staleness model of several workers: it needs
-// expect-error -DNEEDS: stagger: not a staleness model of several workers: it needs
+// expect-error: stagger: not a staleness model of several workers: it needs 'int needs\(int minibatch\) const', how many
+// expect-error -DASYNCHRONOUS: stagger: not a staleness model of several workers: it needs 'int needs
+// expect-error -DPUSHES: stagger: not a staleness model of several workers: it needs 'staleness::Adds adds', when
+// expect-error -DADDS: stagger: not a staleness model of several workers: it needs 'staleness::Pushes pushes'; a model of one pipeline
+// expect-error -DMINIBATCHES: stagger: not a staleness model of several workers: it needs 'staleness::Pushes pushes'; a model of one pipeline
+// expect-error -DNEEDS: stagger: not a staleness model of several workers: it needs 'staleness::Pushes pushes'; a model of one pipeline
+// expect-error -DNO_MINIBATCHES: stagger: not a staleness model of several workers: it needs 'int minibatches\(\) const'
 // expect-error -DNO_MISTAKE: stagger: this staleness model is one of several workers .* but there is no parameter server
-// see: workers.md
+// see: workers.md#a-model-of-your-own
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"
@@ -28,6 +29,10 @@ struct Mine {
 #elif defined MINIBATCHES
   int minibatches() const { return 1; }
 #elif defined NEEDS
+  int needs(int step) const { return step; }
+#elif defined NO_MINIBATCHES
+  static constexpr sg::staleness::Pushes pushes = sg::staleness::Pushes::gradients;
+  static constexpr sg::staleness::Adds adds = sg::staleness::Adds::on_arrival;
   int needs(int step) const { return step; }
 #else
   static constexpr sg::staleness::Pushes pushes = sg::staleness::Pushes::gradients;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a staleness model that is not synchronous and has no `version`
 // expect-error: stagger: not a StalenessPolicy: it is not synchronous, so it needs 'int microbatches\(\) const' and 'int version
-// see: engine.md#several-owners-slices-streams
+// see: policies.md#staleness
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

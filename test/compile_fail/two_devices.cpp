@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: two devices
 // expect-error: stagger: two devices; give at most one
-// see: ../README.md#policies
+// see: policies.md
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"

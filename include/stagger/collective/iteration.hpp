@@ -110,7 +110,9 @@ constexpr void require_backward(Backward const& b, CostLine cost) {
     link = start + cost.seconds(bytes);
     result.messages.push_back({g, bytes, start, link});
   }
-  if (next != 0) detail::fail_groups(groups.size(), {}, next);
+  if (next != 0)
+    raise(Errc::bad_data, "the groups end before layer ", next,
+          "; groups list all layers once, from the last down to the first");
   result.iteration_s = std::max(link, compute);
   result.exposed_s = result.iteration_s - compute;
   return result;

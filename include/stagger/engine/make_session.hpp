@@ -24,11 +24,11 @@ namespace stagger::detail {
                                                                    int ranks, int places,
                                                                    bool process) {
   if (std::cmp_not_equal(place.size(), ranks))
-    raise(Errc::bad_configuration, "the placement answered ", counted(place.size(), "place"),
+    raise(Errc::bad_configuration, "the placement returned ", counted(place.size(), "place"),
           " for ", counted(ranks, "rank"), "; it must name one for each");
   for (int const p : place)
     if (p < 0 || p >= places)
-      raise(Errc::bad_configuration, "the placement answered place ", p, "; there are places 0 to ",
+      raise(Errc::bad_configuration, "the placement returned place ", p, "; there are places 0 to ",
             places - 1);
   for (int p = 0; process && p < places; ++p)
     if (std::find(place.begin(), place.end(), p) == place.end())

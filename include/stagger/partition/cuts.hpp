@@ -20,8 +20,9 @@ struct Cuts {
     int before = 0;
     for (int const cut : first_layers) {
       if (cut <= before || cut >= layers)
-        raise(Errc::bad_configuration, "a cut before layer ", cut, " leaves a stage empty; with ",
-              counted(layers, "layer"), " cuts must rise from 1 to ", layers - 1);
+        raise(Errc::bad_configuration, "cut ", cut, " does not fit: with ",
+              counted(layers, "layer"), ", cuts are numbers from 1 to ", layers - 1,
+              ", each greater than the one before");
       before = cut;
     }
     return first_layers;

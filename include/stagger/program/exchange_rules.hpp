@@ -52,16 +52,16 @@ namespace stagger::detail {
           "model add in the order of workers");
   constexpr int looked_at = 256;  // minibatches for which the model is checked
   for (int m = 0; m < looked_at; ++m) {
-    int const needs = model.needs(model.policy, m);
+    int const needs = std::max(0, model.needs(model.policy, m));
     int const made = m / model.push_minibatches;
     if (needs > made)
-      raise(Errc::bad_configuration, "the staleness model needs ", needs,
-            " pushes of every worker at minibatch ", m, ", before which a worker makes only ", made,
+      raise(Errc::bad_configuration, "the staleness model needs ", counted(needs, "push"),
+            " of every worker at minibatch ", m, ", before which a worker makes only ", made,
             "; let it need fewer");
     if (needs < made && model.pushes == staleness::Pushes::gradients &&
         model.adds == staleness::Adds::in_worker_order)
-      raise(Errc::bad_configuration, "the staleness model needs ", needs,
-            " pushes of every worker at minibatch ", m,
+      raise(Errc::bad_configuration, "the staleness model needs ", counted(needs, "push"),
+            " of every worker at minibatch ", m,
             " and adds in the order of workers, so that a worker would lack its own; "
             "let it add on arrival, or push changes");
   }

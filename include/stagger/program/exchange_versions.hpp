@@ -78,10 +78,10 @@ class ExchangePass {
       raise(Errc::bad_schedule, "the staleness model asks for version ", own,
             " of the weights of stage ", row_.stage, " at minibatch ", m, ", when ", ended,
             " changes have been made and the minibatch before saw ", own_,
-            "; let the schedule inject fewer minibatches at a time");
+            "; use a schedule with fewer minibatches in flight, such as schedule::Fifo{1}");
     if (rounds * model_.push_minibatches > own)
-      raise(Errc::bad_schedule, "the staleness model needs ", rounds,
-            " pushes of every worker at minibatch ", m, ", whose weights contain ", own,
+      raise(Errc::bad_schedule, "the staleness model needs ", counted(rounds, "push"),
+            " of every worker at minibatch ", m, ", whose weights contain ", own,
             " own minibatches; a worker can wait for no more than it has pushed itself");
     auto const wanted = static_cast<std::uint32_t>(own);
     std::uint32_t const pushed = wanted / per_push_;
@@ -94,10 +94,8 @@ class ExchangePass {
       pull(m, static_cast<std::uint32_t>(rounds), pushed);
     }
     if (static_cast<std::uint32_t>(rounds) != rounds_)
-      raise(Errc::bad_schedule, "the staleness model needs ", rounds,
-            " pushes of every worker at "
-            "minibatch ",
-            m,
+      raise(Errc::bad_schedule, "the staleness model needs ", counted(rounds, "push"),
+            " of every worker at minibatch ", m,
             ", amid a push of its own; it may need more only with the first "
             "minibatch whose weights contain a further push of ",
             model_.push_minibatches);

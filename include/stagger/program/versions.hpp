@@ -171,7 +171,8 @@ extern template VersionPasses const* version_passes<StalenessModel>() noexcept;
     if (wanted < 0 || std::cmp_greater(wanted, available))
       raise(Errc::bad_schedule, "the staleness model asks for version ", wanted,
             " of the weights of stage ", row.stage, " at microbatch ", m, ", when ", available,
-            " updates have been made; let the schedule inject fewer microbatches at a time");
+            " updates have been made; use a schedule with fewer microbatches in flight, such as "
+            "schedule::Fifo{1}");
     version[m] = static_cast<std::size_t>(wanted);
     last_read[version[m]] = std::max(last_read[version[m]], row.end[m]);
   }

@@ -187,12 +187,12 @@ TEST_CASE("collective/evaluate: bad times, sizes and groups are refused with the
       {{{4, 3}, {1, 1}}, "layer 2 comes next"},                  // gap
       {{{4, 2}, {2, 1}}, "layer 1 comes next"},                  // overlap
       {{{1, 1}, {2, 2}, {3, 3}, {4, 4}}, "layer 4 comes next"},  // ascending
-      {{{4, 2}}, "layer 1 comes next"},                          // not all
+      {{{4, 2}}, "the groups end before layer 1"},               // not all
       {{{4, 0}}, "layers 4 to 0"},
       {{{4, 5}}, "layers 4 to 5"},
       {{{5, 1}}, "layers 5 to 1"},
       {{{4, 1}, {0, 0}}, "layer 0 comes next"},
-      {{}, "layer 4 comes next"},
+      {{}, "the groups end before layer 4"},
   };
   for (auto const& c : cases) {
     INFO(c.words);

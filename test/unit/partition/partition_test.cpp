@@ -48,8 +48,10 @@ TEST_CASE("partition/Cuts: every strictly rising choice is accepted as it is, ev
       if (legal)
         CHECK(Cuts{{a, b}}.cuts(layers) == std::vector<int>{a, b});
       else
-        CHECK_THROWS_WITH((Cuts{{a, b}}.cuts(layers)),
-                          Catch::Contains("cuts must rise from 1 to 3"));
+        CHECK_THROWS_WITH(
+            (Cuts{{a, b}}.cuts(layers)),
+            Catch::Contains(
+                "does not fit: with 4 layers, cuts are numbers from 1 to 3, each greater"));
     }
   }
   CHECK(Cuts{}.cuts(1).empty());

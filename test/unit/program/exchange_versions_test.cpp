@@ -238,11 +238,10 @@ TEST_CASE("program/fix_exchanged_versions: one sentence says what it cannot go w
              Contains("asks for version 1") && Contains("at minibatch 3") &&
                  Contains("the minibatch before saw 2"));
   CHECK_THAT(said({{0, -1, 2, 1}, {0, 0, 0, 0}}, 2, forward, end), Contains("asks for version -1"));
-  CHECK_THAT(
-      said({{0, 1, 2, 3}, {0, 1, 1, 1}}, 2, forward, end),
-      Contains("needs 1 pushes of every worker at minibatch 1, whose weights contain 1 own"));
+  CHECK_THAT(said({{0, 1, 2, 3}, {0, 1, 1, 1}}, 2, forward, end),
+             Contains("needs 1 push of every worker at minibatch 1, whose weights contain 1 own"));
   CHECK_THAT(said({{0, 1, 2, 3}, {0, 0, 0, 1}}, 2, forward, end),
-             Contains("needs 1 pushes of every worker at minibatch 3, amid a push of its own"));
+             Contains("needs 1 push of every worker at minibatch 3, amid a push of its own"));
   CHECK(said({{0, 0, 1, 1}, {0, 0, 0, 0}}, 1, forward, end) == "");
   CHECK_THAT(said({{0, 0, 1, 1}, {0, 0, 0, 0}}, 1, forward, end, 1, staleness::Adds::on_arrival),
              Contains("lets minibatch 2 of stage 3 see 1 of 2 own pushes"));

@@ -386,7 +386,7 @@ TEST_CASE("schedule/play_workers: refuses what no workers can be", "[schedule]")
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{0}, .layer_bytes = {1}}),
                       Catch::Contains("push of 0 minibatches"));
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{2, -1}, .layer_bytes = {1}}),
-                      Catch::Contains("needs 1 pushes of every worker at minibatch 1, before which "
+                      Catch::Contains("needs 1 push of every worker at minibatch 1, before which "
                                       "a worker makes 0"));
   REQUIRE_THROWS_WITH(schedule::play_workers({}, server, 4), Catch::Contains("no worker"));
   REQUIRE_THROWS_WITH(

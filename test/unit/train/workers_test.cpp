@@ -359,6 +359,11 @@ namespace {
 struct Ahead : sg::staleness::StaleSynchronous {
   [[nodiscard]] constexpr int needs(int step) const noexcept { return step + 1; }
 };
+/// Needs less than nothing at first, and adds gradients in the order of workers.
+struct Behind : sg::staleness::StaleSynchronous {
+  static constexpr auto adds = sg::staleness::Adds::in_worker_order;
+  [[nodiscard]] constexpr int needs(int step) const noexcept { return step - 3; }
+};
 /// Takes steps that are pushed two at a time.
 struct Pairs : sg::staleness::StaleSynchronous {
   [[nodiscard]] constexpr int minibatches() const noexcept { return 2; }
@@ -373,7 +378,9 @@ struct Boundless : sg::staleness::Asynchronous {
 TEST_CASE("train/ParameterServer: refuses models that cannot be", "[train]") {
   sg::collective::ParameterServer const server({.workers = 2});
   REQUIRE_THROWS_WITH(stepping(Ahead{}, server, 0, sgd),
-                      Catch::Matchers::Contains("needs 1 pushes of every worker at minibatch 0"));
+                      Catch::Matchers::Contains("needs 1 push of every worker at minibatch 0"));
+  REQUIRE_THROWS_WITH(stepping(Behind{}, server, 0, sgd),
+                      Catch::Matchers::Contains("needs 0 pushes of every worker at minibatch 1"));
   using sg::staleness::Adds;
   using sg::staleness::Pushes;
   sg::staleness::StaleSynchronous const exact{.bound = 2, .adds = Adds::in_worker_order};

@@ -58,10 +58,8 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
       state_.refuse("reads version ", held.updates,
                     " of its weights, where the staleness model says ", wanted.updates);
     if (held.rounds != wanted.rounds)
-      state_.refuse("reads weights with ", held.rounds,
-                    " pushes of every worker, where the "
-                    "staleness model needs ",
-                    wanted.rounds);
+      state_.refuse("reads weights with ", counted(held.rounds, "push"),
+                    " of every worker, where the staleness model needs ", wanted.rounds);
   }
 
   void add(Instruction const& in) const override {

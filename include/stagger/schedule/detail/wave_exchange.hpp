@@ -140,8 +140,8 @@ class WaveExchange {
     for (int m = 0; m < minibatches; ++m) {
       needs.push_back(std::max(m == 0 ? 0 : needs.back(), model.needs(m)));
       if (needs.back() > m / model.minibatches())
-        raise(Errc::bad_configuration, "the staleness model needs ", needs.back(),
-              " pushes of every worker at minibatch ", m, ", before which a worker makes ",
+        raise(Errc::bad_configuration, "the staleness model needs ", counted(needs.back(), "push"),
+              " of every worker at minibatch ", m, ", before which a worker makes ",
               m / model.minibatches(), "; let it need no more than those");
     }
     return needs;

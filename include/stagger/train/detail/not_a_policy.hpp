@@ -34,11 +34,11 @@ template <class P> struct NotAPolicy {
                 "collective::AllReduce{.grouping = ...} with it");
   static_assert(fills_no<FillTag>,
                 "stagger: a choice of free devices is no placement of ranks: give with() "
-                "placement::ExplicitMap with what its fill(occupied, devices) answers");
+                "placement::ExplicitMap with what its fill(occupied, devices) returns");
   static_assert(fills_no<AllocationTag>,
                 "stagger: an allocation is no placement of ranks: give with() "
                 "placement::ExplicitMap with one of the lists that its allocate(cluster, workers) "
-                "answers");
+                "returns");
   static_assert(fills_no<ParameterPlacementTag>,
                 "stagger: a placement of parameters is no placement of ranks: call its "
                 "layer_nodes(layers, nodes, workers), and leave it out of with()");
@@ -106,11 +106,27 @@ template <class P>
 inline constexpr bool has_worker_member = requires { &P::pushes; } || requires { &P::adds; } ||
                                           requires { &P::minibatches; } || requires { &P::needs; };
 template <class P> struct NotAWorkersModel {
-  static constexpr bool complete = !has_worker_member<P> || ExchangingPolicy<P>;
-  static_assert(complete,
+  static constexpr bool pushes = requires(P const& model) {
+    { model.pushes } -> std::convertible_to<staleness::Pushes>;
+  };
+  static constexpr bool adds = requires(P const& model) {
+    { model.adds } -> std::convertible_to<staleness::Adds>;
+  };
+  static constexpr bool minibatches = requires(P const& model) {
+    { model.minibatches() } -> std::same_as<int>;
+  };
+  static_assert(pushes,
                 "stagger: not a staleness model of several workers: it needs 'staleness::Pushes "
-                "pushes', 'staleness::Adds adds', 'int minibatches() const' and 'int needs(int "
-                "minibatch) const'; a model of one pipeline has none of them");
+                "pushes'; a model of one pipeline has no pushes, adds, minibatches and needs");
+  static_assert(!pushes || adds,
+                "stagger: not a staleness model of several workers: it needs 'staleness::Adds "
+                "adds', when the server adds what workers push");
+  static_assert(!pushes || !adds || minibatches,
+                "stagger: not a staleness model of several workers: it needs 'int minibatches() "
+                "const', how many minibatches are in one push");
+  static_assert(!pushes || !adds || !minibatches,
+                "stagger: not a staleness model of several workers: it needs 'int needs(int "
+                "minibatch) const', how many pushes of every worker its weights must contain");
 };
 
 /// Whether a staleness model has no `average_state`, or one that the engine reads.
@@ -137,11 +153,34 @@ template <class P> struct NotAPartitioner {
 template <class P> struct NotACollective {
   static constexpr bool copyable = std::copyable<P>;
   static_assert(copyable, "stagger: not a CollectivePolicy: it cannot be copied and assigned");
-  static_assert(!copyable,
-                "stagger: not a CollectivePolicy: it needs 'collective::By by', 'bool "
-                "shard_optimizer', 'int measured_steps', 'std::int64_t renew_every' and "
-                "'std::vector<collective::LayerGroup> groups(collective::Backward const&, "
-                "collective::CostLine) const', the layers whose gradients are added up together");
+  static constexpr bool by = requires(P const& policy) {
+    { policy.by } -> std::convertible_to<collective::By>;
+  };
+  static constexpr bool shard = requires(P const& policy) {
+    { policy.shard_optimizer } -> std::convertible_to<bool>;
+  };
+  static constexpr bool measured = requires(P const& policy) {
+    { policy.measured_steps } -> std::convertible_to<int>;
+  };
+  static constexpr bool renew = requires(P const& policy) {
+    { policy.renew_every } -> std::convertible_to<std::int64_t>;
+  };
+  static_assert(!copyable || by,
+                "stagger: not a CollectivePolicy: it needs 'collective::By by', how gradients are "
+                "added up");
+  static_assert(!copyable || !by || shard,
+                "stagger: not a CollectivePolicy: it needs 'bool shard_optimizer', whether each "
+                "replica keeps only a part of the optimizer's state");
+  static_assert(!copyable || !by || !shard || measured,
+                "stagger: not a CollectivePolicy: it needs 'int measured_steps', how many steps "
+                "are measured before groups are decided, or 0");
+  static_assert(!copyable || !by || !shard || !measured || renew,
+                "stagger: not a CollectivePolicy: it needs 'std::int64_t renew_every', after how "
+                "many steps groups are decided again, or 0");
+  static_assert(!copyable || !by || !shard || !measured || !renew,
+                "stagger: not a CollectivePolicy: it needs 'std::vector<collective::LayerGroup> "
+                "groups(collective::Backward const&, collective::CostLine) const', the layers "
+                "whose gradients are added up together");
 };
 
 template <class P> struct NotAPlacement {
