@@ -263,7 +263,7 @@ TEST_CASE("staleness: what cannot be is refused in one sentence", "[staleness]")
   // updates.
   auto eager = make(4, sg::schedule::PipeDream{}, sg::staleness::Delayed{1}, sg::host::Threads{1});
   auto const eight = data(8);
-  CHECK_THROWS_WITH(eager.stream(eight), Catch::Contains("fewer microbatches at a time"));
+  CHECK_THROWS_WITH(eager.stream(eight), Catch::Contains("fewer microbatches in flight"));
   auto clipped =
       sg::Pipeline{Layer{0}}.with(sg::schedule::PipeDream{}, sg::staleness::WeightStashing{},
                                   Loss{}, sg::Options{.clip_norm = 1.0});
