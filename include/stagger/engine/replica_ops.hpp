@@ -28,7 +28,8 @@
 
 namespace stagger {
 struct Sections;
-}
+struct LayOutOptions;
+}  // namespace stagger
 
 namespace stagger::detail {
 
@@ -195,9 +196,8 @@ struct ReplicaRun {
 };
 
 struct ReplicaOps {
-  // Functions for programs.
-  Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares,
-                             bool sums_by_library);
+  /// Adds the functions that lay out and check programs with replicas.
+  void (*complete)(LayOutOptions&);
   // Functions for the machine.
   void (*load)(Machine&);
   void (*begin_step)(Machine&);

@@ -16,6 +16,7 @@
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/group_gradients.hpp>
+#include <stagger/program/shared_checks.hpp>
 
 namespace stagger {
 namespace detail {
@@ -333,7 +334,10 @@ struct Replication : ReplicaChecks {
 };
 
 inline constexpr ReplicaOps replica_ops{
-    &group_gradients,
+    [](LayOutOptions& options) {
+      options.group_gradients = &group_gradients;
+      options.shared_checks = &shared_checks;
+    },
     &Replication::load,
     &Replication::begin_step,
     &Replication::end_step,

@@ -69,6 +69,12 @@ namespace detail {
   state.place_gives();
 }
 
+/// Makes the checks that replace the usual ones where there are replicas or gradient groups.
+struct SharedChecks {
+  std::unique_ptr<SlotCheck> (*slots)(CheckState const&, bool recompute);
+  std::unique_ptr<GradientCheck> (*gradients)(CheckState const&, LayOutOptions const&);
+};
+
 /// Plays a program once, and compares its effects with its table, the slots, the sums of gradients
 /// and the versions of the weights.
 class ProgramCheck {
@@ -78,8 +84,12 @@ class ProgramCheck {
       : program_(program),
         table_(table),
         state_(program),
-        slots_(state_, options.recompute && program.training),
-        gradients_(state_, options),
+        slots_(options.shared_checks != nullptr
+                   ? options.shared_checks->slots(state_, options.recompute && program.training)
+                   : std::make_unique<SlotCheck>(state_, options.recompute && program.training)),
+        gradients_(options.shared_checks != nullptr
+                       ? options.shared_checks->gradients(state_, options)
+                       : std::make_unique<GradientCheck>(state_, options)),
         versions_(options.staleness.passes != nullptr
                       ? options.staleness.passes->check(state_, options.staleness)
                       : std::make_unique<VersionCheck>(state_)),
@@ -90,7 +100,7 @@ class ProgramCheck {
 
   /// @throws Error  bad_schedule, see require_sound
   [[gnu::cold]] void run() {
-    check_numbers(state_, gradients_);
+    check_numbers(state_, *gradients_);
     Player player(program_);
     while (player.next()) {
       state_.at(player.rank(), player.index());
@@ -118,9 +128,9 @@ class ProgramCheck {
       std::size_t const signal = in.signal[g];
       SignalEnds const& ends = program_.signals[signal];
       state_.note_give(signal);
-      if (ends.edge >= 0) slots_.require_announced(signal);
+      if (ends.edge >= 0) slots_->require_announced(signal);
       if (ends.gradients >= 0 || ends.sums >= 0)
-        gradients_.require_announced(ends, state_.given(signal) - 1);
+        gradients_->require_announced(ends, state_.given(signal) - 1);
     }
   }
 
@@ -128,27 +138,27 @@ class ProgramCheck {
     if (computes(in.op) || computes_part(in.op)) {
       is_forward(in.op) ? run_forward(in) : run_backward(in);
     } else if (gathers_values(in.op)) {
-      slots_.gather(in);
+      slots_->gather(in);
     } else if (gathers(in.op)) {
       ranks_[state_.rank].target = in.microbatch;
     } else if (exchanges(in.op)) {
-      if (program_.flushes && in.reaches_server() && !gradients_.has_updated(state_.rank))
+      if (program_.flushes && in.reaches_server() && !gradients_->has_updated(state_.rank))
         state_.refuse("exchanges parameters before the step's end");
       pushes(in.op) ? versions_->push(in) : versions_->pull(in);
     } else if (ends_step(in.op)) {
       if (!program_.training || !program_.flushes || program_.ranks[state_.rank].reducer_for >= 0)
         state_.refuse("has no such end");
-      gradients_.end_step(in.op);
+      gradients_->end_step(in.op);
     } else if (updates(in.op)) {
-      versions_->apply(in, gradients_.ended(in.cell));
+      versions_->apply(in, gradients_->ended(in.cell));
     } else if (adds_up(in.op)) {
-      gradients_.reduce(in);
+      gradients_->reduce(in);
     }
   }
 
   [[gnu::cold]] void begin_action(Instruction const& in) {
-    if (gradients_.has_ended(state_.rank)) state_.refuse("computes after its last gradient");
-    slots_.read_input(in);
+    if (gradients_->has_ended(state_.rank)) state_.refuse("computes after its last gradient");
+    slots_->read_input(in);
     versions_->read(in);
   }
 
@@ -160,31 +170,31 @@ class ProgramCheck {
     if (done != (again ? forward_done : 0))
       state_.refuse(again ? "runs again what has not run, or needs no more" : "runs twice");
     done = forward_done;
-    slots_.keep(in);
-    if (!again) slots_.write_output(in);
+    slots_->keep(in);
+    if (!again) slots_->write_output(in);
     if (!program_.training) require_target(in);
   }
 
   [[gnu::cold]] void run_backward(Instruction const& in) {
     auto& done = done_[in.cell * state_.units + in.microbatch];
-    bool const later_part = computes_part(in.op) && gradients_.begun_last(in.cell);
+    bool const later_part = computes_part(in.op) && gradients_->begun_last(in.cell);
     if (!later_part) take_action(in);
     begin_action(in);
-    slots_.read_kept(in);
+    slots_->read_kept(in);
     if (gives_input_gradient(in.op)) {
       if (done != forward_done && !later_part) state_.refuse("runs before its F, or a second time");
       done |= gradient_done;
       require_target(in);
-      slots_.write_gradients(in, gradients_.is_last_part(in));
+      slots_->write_gradients(in, gradients_->is_last_part(in));
     }
-    slots_.read_gradients(in);
+    slots_->read_gradients(in);
     if (!gives_weight_gradient(in.op)) return;
     if (done != (forward_done | gradient_done) && !later_part)
       state_.refuse("runs before its I, or twice");
     done |= all_done;
-    gradients_.add(in);
+    gradients_->add(in);
     versions_->add(in);
-    if (computes_part(in.op)) gradients_.add_part(in);
+    if (computes_part(in.op)) gradients_->add_part(in);
   }
 
   void require_target(Instruction const& in) const {
@@ -220,7 +230,7 @@ class ProgramCheck {
     for (int r = 0; r < program_.computing; ++r) {
       state_.at(r, program_.ranks[r].code.size());
       if (next_action() != nullptr) state_.refuse("ends before all that the table says is done");
-      if (program_.training && program_.flushes && !gradients_.has_updated(r))
+      if (program_.training && program_.flushes && !gradients_->has_updated(r))
         state_.refuse("never updates its weights");
     }
     if (stages != program_.stages)
@@ -256,8 +266,8 @@ class ProgramCheck {
   Program const& program_;
   schedule::Table const& table_;
   CheckState state_;
-  SlotCheck slots_;
-  GradientCheck gradients_;
+  std::unique_ptr<SlotCheck> slots_;
+  std::unique_ptr<GradientCheck> gradients_;
   std::unique_ptr<VersionCheck> versions_;
   FixedArray<RankWork> ranks_;
   FixedArray<std::uint8_t> done_;  // [cells][microbatches]

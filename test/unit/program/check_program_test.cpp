@@ -16,6 +16,7 @@
 #include <stagger/program/group_gradients.hpp>
 #include <stagger/program/lay_out.hpp>
 #include <stagger/program/sections.hpp>
+#include <stagger/program/shared_checks.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -58,6 +59,7 @@ struct Made {
     options.sections = sections.get();
     options.connect_sections = &detail::connect_sections;
     options.group_gradients = &group_gradients;
+    if (replicas || groups) options.shared_checks = &detail::shared_checks;
     program = lay_out(table, options);
   }
 };

@@ -8,6 +8,7 @@
 
 #include <stagger/program/check_program.hpp>
 #include <stagger/program/lay_out.hpp>
+#include <stagger/program/shared_checks.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
@@ -50,6 +51,7 @@ TEST_CASE("program/group_gradients: stages with two owners are added up in parts
       LayOutOptions options;
       options.groups = &groups;
       options.chain_squares = chain;
+      options.shared_checks = &detail::shared_checks;
       CAPTURE(each, chain);
       auto const cells = plain.cells.size();
       auto const parts = static_cast<std::size_t>(each);

@@ -126,7 +126,7 @@ class Programs {
     options.spare_slots = options_.spare_slots;
     options.replicas = &options_.replicas;
     options.groups = groups;
-    if (groups != nullptr) options.group_gradients = options_.replicas.ops()->group_gradients;
+    if (options_.replicas.ops() != nullptr) options_.replicas.ops()->complete(options);
     options.chain_squares = shards_ && options_.clip_norm.has_value();
     options.sums_by_library = sums_by_library_;
     auto const added = std::make_shared<Program const>(lay_out(made, options));

@@ -14,24 +14,25 @@
 
 namespace stagger::detail {
 
+/// Requires that stages with several holders hand in whole gradients. Where groups of gradients are
+/// added up, GroupCheck (shared_checks.hpp) replaces it.
 class GradientCheck {
  public:
   [[gnu::cold]] GradientCheck(CheckState const& state, LayOutOptions const& options)
       : state_(state),
         options_(options),
         cells_(state.program.cells.size()),
-        ranks_(state.program.ranks.size()),
-        parts_at_(state.program.cells.size() * state.program.groups.size()) {
+        ranks_(state.program.ranks.size()) {
     auto const& cells = state.program.cells;
-    auto const& groups = state.program.groups;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       Holder& own = cells_[c];
       own.first = is_first_holder(cells, c) ? c : cells_[c - 1].first;
       for (std::size_t d = own.first; d <= c; ++d) cells_[d].end = c + 1;
-      for (std::size_t g = groups.size(); g-- > 0;)
-        if (groups[g].stage == cells[c].stage) own.group = g, ++own.groups;
     }
   }
+  GradientCheck(GradientCheck const&) = delete;
+  GradientCheck& operator=(GradientCheck const&) = delete;
+  virtual ~GradientCheck() = default;
 
   /// Called before the program is played: counts how often a cell will add to its gradients.
   void expect(Instruction const& in) {
@@ -60,45 +61,11 @@ class GradientCheck {
   }
 
   /// A part of a last backward, after the slots that it works on.
-  [[gnu::cold]] void add_part(Instruction const& in) {
-    Holder& own = cells_[in.cell];
-    Instruction const* const last = own.part;
-    if (last != nullptr &&
-        (in.op != last->op || in.microbatch != last->microbatch || in.kept != last->kept ||
-         in.dy != last->dy || in.dx != last->dx || in.inner != last->inner || in.x != last->x))
-      state_.refuse("does not go on with the part before it");
-    own.part = &in;
-    if (own.parts == own.groups || in.group != own.group + own.parts)
-      state_.refuse("computes gradient group ", in.group, " instead of ", own.group + own.parts);
-    parts_at_[in.cell * state_.program.groups.size() + in.group] = state_.now();
-    ++own.parts;
-  }
-
+  virtual void add_part(Instruction const&) { refuse_group(); }
+  virtual void reduce(Instruction const&) { refuse_group(); }
   /// A signal that announces gradients, or their sums.
-  [[gnu::cold]] void require_announced(SignalEnds const& ends, std::uint32_t number) const {
-    Instruction const& in = *state_.in;
-    int const c = ends.gradients >= 0 ? ends.gradients : ends.sums;
-    if (in.cell != c || number >= cells_[c].groups || in.group != cells_[c].group + number)
-      state_.refuse("announces the wrong gradients");
-  }
-
-  [[gnu::cold]] void reduce(Instruction const& in) {
-    Holder& own = cells_[in.cell];
-    if (!state_.program.training || in.group != own.group + own.reduced)
-      state_.refuse("adds up another gradient group than the next");
-    if (in.part() != in.cell - own.first || in.parts() != own.end - own.first)
-      state_.refuse("adds up part ", in.part(), " of ", in.parts(), ", which is not its own");
-    for (std::size_t d = own.first; d < own.end; ++d) {
-      if (options_.sums_by_library && d != in.cell) continue;
-      Holder const& other = cells_[d];
-      std::uint32_t ready = other.ended == other.to_end ? other.last_end : nothing;
-      if (own.groups > 1) ready = parts_at_[d * state_.program.groups.size() + in.group];
-      if ((ready == 0 && other.to_end != 0) || !state_.knows(rank_of(d), ready))
-        state_.refuse("adds up gradients that rank ", rank_of(d), " may not have yet");
-    }
-    ++own.reduced;
-    own.reduced_at = state_.now();
-    own.reducer = state_.rank;
+  virtual void require_announced(SignalEnds const&, [[maybe_unused]] std::uint32_t number) const {
+    state_.refuse("announces the wrong gradients");
   }
 
   [[gnu::cold]] void end_step(Op op) {
@@ -120,9 +87,7 @@ class GradientCheck {
     }
   }
 
- private:
-  static constexpr std::uint32_t nothing = 0xffffffff;
-
+ protected:
   /// A cell that holds a stage; all holders of the stage are the cells [first, end).
   struct Holder {
     std::size_t first = 0;
@@ -148,29 +113,23 @@ class GradientCheck {
   }
 
   /// Requires what a holder of a shared stage must know before it has finished.
-  [[gnu::cold]] void require_sums(std::size_t c) const {
+  [[gnu::cold]] virtual void require_sums(std::size_t c) const {
     Holder const& own = cells_[c];
-    for (std::size_t d = own.first; d < own.end; ++d) {
-      if (options_.sums_by_library && d != c) continue;
-      Holder const& other = cells_[d];
-      if (own.groups != 0 &&
-          (other.reduced != own.groups || !state_.knows(other.reducer, other.reduced_at)))
-        state_.refuse("finishes before all gradients of stage ", state_.program.cells[c].stage,
-                      " are added up");
-      if (own.groups == 0 && c == own.first && d != c &&
-          !knows_end(rank_of(d), ranks_[rank_of(d)].handed_in))
+    if (options_.sums_by_library || c != own.first) return;
+    for (std::size_t d = c + 1; d < own.end; ++d)
+      if (!knows_end(rank_of(d), ranks_[rank_of(d)].handed_in))
         state_.refuse("finishes before rank ", rank_of(d), " has handed in its gradients");
-    }
-    if (options_.chain_squares && own.groups != 0 && c != own.first &&
-        !knows_end(rank_of(c - 1), ranks_[rank_of(c - 1)].finished))
-      state_.refuse("finishes before the squares of rank ", rank_of(c - 1), " are there");
   }
 
   CheckState const& state_;
   LayOutOptions const& options_;
   FixedArray<Holder> cells_;
   FixedArray<RankEnd> ranks_;
-  List<std::uint32_t> parts_at_;  // [cells][groups] instructions ended after that part
+
+ private:
+  [[noreturn]] [[gnu::cold]] void refuse_group() const {
+    state_.refuse("works on a gradient group in a run without replicas");
+  }
 };
 
 }  // namespace stagger::detail

@@ -15,7 +15,8 @@ namespace stagger::detail {
 
 /// Plays the reads and writes of slots, and the messages that announce what was written. A rank has
 /// a message only if it has waited for precisely that message, since the message may still be in
-/// transit when its sender is known to have gone on.
+/// transit when its sender is known to have gone on. Where cells take rows of values, RowCheck
+/// (shared_checks.hpp) replaces it.
 class SlotCheck {
  public:
   /// @param recompute  whether F keeps nothing, and runs again before its backward
@@ -24,9 +25,8 @@ class SlotCheck {
         recompute_(recompute),
         made_(2 * state.program.cells.size()),
         first_slot_(spaces * state.program.cells.size() + 1) {
-    auto const& cells = state.program.cells;
     std::uint32_t* next = first_slot_.data();
-    for (Cell const& cell : cells) {
+    for (Cell const& cell : state.program.cells) {
       std::uint32_t const counts[spaces] = {cell.x_slots,     cell.kept_slots, cell.dy_slots,
                                             cell.inner_slots, cell.y_slots,    cell.dx_slots};
       for (std::uint32_t const count : counts) {
@@ -35,22 +35,10 @@ class SlotCheck {
       }
     }
     slots_ = FixedArray<Slot>(first_slot_.back());
-    if (state.program.row_edges.empty()) return;
-    row_edges_ = FixedArray<CellRowEdges>(cells.size());
-    std::size_t taken = 0;
-    for (std::size_t k = 0; k < state.program.row_edges.size(); ++k) {
-      RowEdge const& edge = state.program.row_edges[k];
-      for (bool const forward : {true, false}) {
-        if (!(forward ? edge.forward : edge.backward).used) continue;
-        row_edges_[forward ? edge.from : edge.to].sent[forward ? 1 : 0].push_back(k);
-        row_edges_[forward ? edge.to : edge.from].taken[forward ? 1 : 0].push_back(k);
-      }
-      first_taken_.push_back(taken);
-      first_taken_.push_back(taken += cells[edge.to].dx_slots);
-      taken += cells[edge.from].y_slots;
-    }
-    taken_.resize(taken);
   }
+  SlotCheck(SlotCheck const&) = delete;
+  SlotCheck& operator=(SlotCheck const&) = delete;
+  virtual ~SlotCheck() = default;
 
   [[gnu::cold]] void gather(Instruction const& in) {
     bool const forward = is_forward(in.op);
@@ -113,7 +101,7 @@ class SlotCheck {
                     " that it has not just made, or announces it twice");
   }
 
- private:
+ protected:
   static constexpr std::uint32_t nothing = 0xffffffff;
   enum Space : int { space_x, space_kept, space_dy, space_inner, space_y, space_dx, spaces };
   [[nodiscard]] static char const* name_of(Space space) noexcept {
@@ -128,18 +116,10 @@ class SlotCheck {
     std::uint32_t number = 0;      // number of the message over its edge
     std::uint32_t read = 0;        // instructions that its reader will have ended then; 0: none
   };
-  /// The row edges over which a cell's values are sent, and those over which it takes values.
-  struct CellRowEdges {
-    List<std::size_t> sent[2], taken[2];  // backward, forward
-  };
 
   [[nodiscard]] Cell const& cell(int c) const { return state_.program.cells[c]; }
   [[nodiscard]] bool crosses(int to) const {
     return to != Cell::none && cell(to).rank != state_.rank;
-  }
-  [[nodiscard]] List<std::size_t> const& row_edges_of(int c, bool forward) const {
-    static List<std::size_t> const none;
-    return row_edges_.size() == 0 ? none : row_edges_[c].sent[forward ? 1 : 0];
   }
 
   [[nodiscard]] Slot& slot_at(Space space, int c, std::size_t number) {
@@ -182,67 +162,42 @@ class SlotCheck {
     return write(space, c, number, state_.rank);
   }
 
+  void require_given(std::integral auto edge, bool forward, std::uint32_t messages) const {
+    EdgeSignal const full = forward ? EdgeSignal::forward_full : EdgeSignal::backward_full;
+    if (state_.given(signal_of(edge, full)) != messages) [[unlikely]]
+      state_.refuse("makes the next value before the last one is announced");
+  }
   /// Counts a message, and requires that the one before it was announced.
   /// @return its number
   [[gnu::cold]] std::uint32_t count_message(int c, bool forward, bool whole) {
     std::uint32_t& made = made_[2 * c + (forward ? 1 : 0)];
     std::uint32_t const number = made;
-    EdgeSignal const full = forward ? EdgeSignal::forward_full : EdgeSignal::backward_full;
-    auto const require_given = [&](std::integral auto edge) {
-      if (state_.given(signal_of(edge, full)) != number) [[unlikely]]
-        state_.refuse("makes the next value before the last one is announced");
-    };
     int const next = forward ? cell(c).after : cell(c).before;
-    if (crosses(next)) require_given(forward ? c : next);
-    for (std::size_t const k : row_edges_of(c, forward)) {
-      RowEdge const& edge = state_.program.row_edges[k];
-      if (cell(edge.from).rank != cell(edge.to).rank)
-        require_given(state_.program.cells.size() + k);
-    }
+    if (crosses(next)) require_given(forward ? c : next, forward, number);
+    require_rows_given(c, forward, number);
     if (whole) ++made;
     return number;
   }
 
   /// Writes a value of which other cells take rows.
-  [[gnu::cold]] void write_for_rows(Space space, int c, std::size_t number, bool forward,
-                                    bool whole) {
-    static_cast<void>(slot_at(space, c, number));
-    for (std::size_t const k : row_edges_of(c, forward)) {
-      RowEdge const& edge = state_.program.row_edges[k];
-      if (!state_.knows(cell(forward ? edge.to : edge.from).rank, taken_at(k, forward, number)))
-        state_.refuse("overwrites slot ", number, " of ", name_of(space), " of cell ", c,
-                      " while rows of it may be taken");
-    }
-    write(space, c, number, state_.rank, count_message(c, forward, whole));
+  virtual void write_for_rows(Space, int, std::size_t, [[maybe_unused]] bool forward,
+                              [[maybe_unused]] bool whole) {
+    state_.refuse("makes a value of which nobody takes rows");
   }
-  [[gnu::cold]] void read_rows(int c, std::size_t number, bool forward) {
-    if (row_edges_.size() == 0 || row_edges_[c].taken[forward ? 1 : 0].empty())
-      state_.refuse("has nobody to take rows from");
-    auto const& edges = row_edges_[c].taken[forward ? 1 : 0];
-    for (std::size_t const k : edges) {
-      RowEdge const& edge = state_.program.row_edges[k];
-      Space const space = forward ? space_y : space_dx;
-      int const from = forward ? edge.from : edge.to;
-      Slot const& slot = slot_at(space, from, number);
-      require_value(slot, space, number);
-      if (cell(from).rank != state_.rank)
-        require_message(slot, state_.program.cells.size() + k,
-                        forward ? EdgeSignal::forward_full : EdgeSignal::backward_full);
-      taken_at(k, forward, number) = state_.now();
-    }
+  virtual void read_rows(int, std::size_t, [[maybe_unused]] bool forward) {
+    state_.refuse("has nobody to take rows from");
   }
-  [[nodiscard]] std::uint32_t& taken_at(std::size_t edge, bool forward, std::size_t slot) {
-    return taken_[first_taken_[2 * edge + (forward ? 1 : 0)] + slot];
-  }
+  /// Requires that so many values were announced to the cells that take rows of them.
+  virtual void require_rows_given(int, [[maybe_unused]] bool forward,
+                                  [[maybe_unused]] std::uint32_t messages) const {}
 
   CheckState const& state_;
+
+ private:
   bool recompute_;
   List<std::uint32_t> made_;        // [cells][backward, forward] values for other cells
   List<std::uint32_t> first_slot_;  // [cells][spaces] into:
   FixedArray<Slot> slots_;
-  FixedArray<CellRowEdges> row_edges_;  // [cells], if there are any
-  List<std::size_t> first_taken_;       // [row edges][backward, forward] into:
-  List<std::uint32_t> taken_;           // instructions that the receiver of rows has ended by then
 };
 
 }  // namespace stagger::detail

@@ -15,7 +15,8 @@ namespace stagger {
 struct Sections;
 namespace detail {
 struct Dataflow;
-}
+struct SharedChecks;
+}  // namespace detail
 
 /// The options for lowering a table to a program.
 struct LayOutOptions {
@@ -32,6 +33,8 @@ struct LayOutOptions {
   /// without replicas does not compile it.
   Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares,
                              bool sums_by_library) = nullptr;
+  /// `detail::shared_checks` if there are replicas or gradient groups, for the same reason.
+  detail::SharedChecks const* shared_checks = nullptr;
   bool chain_squares = false;    ///< sums of squares are passed from replica to replica
   bool sums_by_library = false;  ///< whether a library synchronises the replicas instead of signals
 
