@@ -464,6 +464,21 @@ TEST_CASE("program/require_sound: programs that are laid out pass, as with the s
       }
 }
 
+TEST_CASE("program/require_sound: rows and gradient groups are refused in a run without replicas",
+          "[program]") {
+  std::size_t refused = 0;
+  for (auto const& one : cases()) {
+    bool const shares = !one->program.row_edges.empty() || !one->program.groups.empty();
+    if (!shares) continue;
+    CAPTURE(one->name);
+    Made other = *one;
+    other.options.shared_checks = nullptr;
+    CHECK(said(other.program, other) != "");
+    ++refused;
+  }
+  CHECK(refused > 3);
+}
+
 TEST_CASE("program/require_sound: it finds every planted fault that the slow player finds",
           "[program]") {
   auto const all = cases();
