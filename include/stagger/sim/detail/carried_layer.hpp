@@ -124,4 +124,28 @@ struct CarriedLayer {
   std::uint32_t behind_ = 0;  // which follows so many pushes
 };
 
+/// The turn of a worker whose pushes are added in turn, and the pushes that are held until it comes.
+struct Turn {
+  bool taken = false;                 ///< whether pushes are added in turn
+  std::uint32_t granted = 0;          ///< pushes of the stream for which the turn has come
+  stagger::List<std::size_t> held{};  ///< parcels
+
+  void drop() noexcept {
+    held.clear();
+    granted = 0;
+  }
+  /// Whether every layer has the pushes of the workers before this one, so that it may begin to
+  /// push: workers do not share the link for their pushes.
+  /// @param link    tells whose turn a layer is
+  /// @param layers  of the worker
+  template <class Link>
+  [[nodiscard]] bool has_come(Link& link, List<CarriedLayer> const& layers, std::uint32_t push) {
+    if (!taken || granted > push) return true;
+    for (std::size_t l = 0; l < layers.size(); ++l)
+      if (layers[l].pushes - layers[l].under_way <= push && !link.has_turn(l)) return false;
+    granted = push + 1;
+    return true;
+  }
+};
+
 }  // namespace stagger::sim::detail

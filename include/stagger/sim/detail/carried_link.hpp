@@ -31,7 +31,7 @@ using stagger::detail::WorkerRules;
 /// A push reaches the server, and an answer the worker, when all of its bytes have been
 /// transferred; the worker goes on meanwhile. Requests take no time themselves. If pushes are added
 /// on arrival or in turn, a request follows the pushes that were made before it. A push in turn is
-/// sent when it is the worker's turn, so that workers do not share the link for their pushes.
+/// sent when it is the worker's turn.
 /// @tparam Link  ParameterLink. A template, so that only pipelines with a server compile it
 template <class Link>
 class CarriedLink final : public ParameterLink,
@@ -51,6 +51,7 @@ class CarriedLink final : public ParameterLink,
     WorkerRules timed = rules;
     timed.clock = time_.get();
     exact_ = rules.adds == staleness::Adds::in_worker_order;
+    turn_.taken = rules.adds == staleness::Adds::in_turn;
     layers_ = List<CarriedLayer>(layers.size());
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       layers_[l].bytes = layers[l].bytes_of_values();
@@ -96,11 +97,11 @@ class CarriedLink final : public ParameterLink,
     if (!whole && completes) {
       late_.push_back(number);
       if (late_.size() == 1) send_late();
-    } else if (link_->has_turn(layer)) {
+    } else if (turn_.has_come(*link_, layers_, push)) {
       send_push(number);
     } else {
-      if (held_.empty()) time_->wait_for_turn.push_back(this);
-      held_.push_back(number);
+      if (turn_.held.empty()) time_->wait_for_turn.push_back(this);
+      turn_.held.push_back(number);
     }
   }
   void report(double loss) override { link_->report(loss); }
@@ -162,14 +163,11 @@ class CarriedLink final : public ParameterLink,
   }
   /// Sends the pushes whose turn it is.
   void send_held() {
-    std::size_t kept = 0;
-    for (std::size_t const number : held_)
-      if (link_->has_turn(parcels_[number].layer))
-        send_push(number);
-      else
-        held_[kept++] = number;
-    while (held_.size() > kept) held_.pop_back();
-    if (kept != 0) time_->wait_for_turn.push_back(this);
+    auto& held = turn_.held;
+    if (!held.empty() && !turn_.has_come(*link_, layers_, parcels_[held[0]].number))
+      return time_->wait_for_turn.push_back(this);
+    for (std::size_t const number : held) send_push(number);
+    held.clear();
   }
   void pass_turn() noexcept {
     send([&] { time_->pass_turn(turn_passes); });
@@ -183,7 +181,7 @@ class CarriedLink final : public ParameterLink,
   /// Drops everything in transit.
   void drop() noexcept {
     late_.clear();
-    held_.clear();
+    turn_.drop();
     for (EventTarget*& each : time_->wait_for_turn)
       if (each == this) each = nullptr;
     time_->network.forget(*this);
@@ -282,7 +280,7 @@ class CarriedLink final : public ParameterLink,
   List<CarriedLayer> layers_;
   Parcels parcels_;
   List<std::size_t> late_;  // parcels sent one after another; the first is in transit
-  List<std::size_t> held_;  // parcels whose turn it is not yet
+  Turn turn_;
 };
 
 }  // namespace stagger::sim::detail
