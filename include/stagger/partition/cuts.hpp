@@ -17,6 +17,8 @@ struct Cuts {
 
   /// @throws Error  bad_configuration if the cuts do not rise strictly within 1..layers-1
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
+    if (layers == 1 && !first_layers.empty())
+      raise(Errc::bad_configuration, "a model of 1 layer cannot be cut; give no cuts");
     int before = 0;
     for (int const cut : first_layers) {
       if (cut <= before || cut >= layers)

@@ -96,7 +96,7 @@ class CarriedLink final : public ParameterLink,
     fill(number, values);
     if (!whole && completes) {
       late_.push_back(number);
-      if (late_.size() == 1) send_late();
+      if (late_.size() == 1) send_push(number);
     } else if (turn_.has_come(*link_, layers_, push)) {
       send_push(number);
     } else {
@@ -172,12 +172,6 @@ class CarriedLink final : public ParameterLink,
   void pass_turn() noexcept {
     send([&] { time_->pass_turn(turn_passes); });
   }
-  void send_late() {
-    Parcel& parcel = parcels_[late_.front()];
-    parcel.sent_s = time_->queue.now_s();
-    time_->network.send(parcel.part.size_before(layers_[parcel.layer].sent_bytes), Direction::push,
-                        *this, late_.front());
-  }
   /// Drops everything in transit.
   void drop() noexcept {
     late_.clear();
@@ -250,7 +244,7 @@ class CarriedLink final : public ParameterLink,
       if (parcel.kind == Parcel::late) {
         std::rotate(late_.begin(), late_.begin() + 1, late_.end());
         late_.pop_back();
-        if (!late_.empty()) send([&] { send_late(); });
+        if (!late_.empty()) send([&] { send_push(late_.front()); });
       }
       send([&] { link_->push(l, parcel.values.data(), parcel.last, parcel.part); });
       pass_turn();

@@ -153,8 +153,8 @@ struct SharedTime {
   explicit SharedTime(Links const& links) : network(queue, links) {}
   EventQueue queue;
   Network network;
-  List<EventTarget*>
-      wait_for_turn{};  ///< workers whose pushes are not sent before it is their turn
+  /// Workers whose pushes are not sent before it is their turn.
+  List<EventTarget*> wait_for_turn{};
 
   /// It is the turn of another worker. @param kind  of the event that each of them gets
   void pass_turn(std::uint32_t kind) {
