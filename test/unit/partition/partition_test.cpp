@@ -55,6 +55,7 @@ TEST_CASE("partition/Cuts: every strictly rising choice is accepted as it is, ev
     }
   }
   CHECK(Cuts{}.cuts(1).empty());
+  CHECK_THROWS_WITH(Cuts{{1}}.cuts(1), Catch::Contains("a model of 1 layer cannot be cut"));
 }
 
 }  // namespace partition_test

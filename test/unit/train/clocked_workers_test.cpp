@@ -521,6 +521,14 @@ TEST_CASE("train/Clock: the sentence of a stall names pushes and pulls, and who 
                         "which has made 0 pushes; rank 1 waits before 1PULL0 for worker 1, which "
                         "has made 0 pushes");
   }
+  SECTION("pulls of a worker that waits for its turn to push") {
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto a = stepping(sg::staleness::RoundRobinSynchronous{}, server, 0, on(clock));
+    auto b = stepping(sg::staleness::RoundRobinSynchronous{}, server, 1, on(clock));
+    REQUIRE_THROWS_WITH(run(b.step(batch)),
+                        Catch::Matchers::Contains("rank 0 waits before 0PULL0 for worker 0, which "
+                                                  "has made 0 pushes"));
+  }
   SECTION("pulls within a stream, of a number of waves") {
     sg::collective::ParameterServer const server({.workers = 2});
     auto a = streaming(exact(2, 1), server, 0, {2}, on(clock));

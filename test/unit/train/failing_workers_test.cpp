@@ -19,6 +19,7 @@
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 
@@ -178,6 +179,41 @@ TEST_CASE("train/OnFailure: steps go on without a worker, whose weight goes to t
   }
   for (std::size_t l = 0; l < layers; ++l)
     CHECK(added(server, l, 3) == std::vector<std::size_t>{7, 7, 4});
+}
+
+TEST_CASE("train/OnFailure: the turn passes on from a worker that fails, in virtual time",
+          "[train]") {
+  using Model = sg::staleness::RoundRobinSynchronous;
+  for (auto const failure : {OnFailure::go_on, OnFailure::fail_fast})
+    for (std::size_t const failing : {0, 1, 2}) {
+      CAPTURE(failure == OnFailure::go_on, failing);
+      ParameterServer const server({.workers = 3, .log = true, .on_failure = failure});
+      Stepping<Model> made{.clock = sg::sim::Clock({.rate = 100}), .fails = {}};
+      std::vector<decltype(made.make({}, server, 0))> trainers;
+      for (int n = 0; n < 3; ++n) trainers.push_back(made.make({}, server, n));
+      auto const batch = data(2);
+      auto const step = [&](std::vector<std::size_t> const& who) {
+        std::vector<sg::Step> steps;
+        for (std::size_t const n : who) steps.push_back(trainers[n].step(batch));
+        sg::run_together(std::move(steps));
+      };
+      std::vector<std::size_t> others;
+      for (std::size_t n = 0; n < 3; ++n)
+        if (n != failing) others.push_back(n);
+      step({0, 1, 2});
+      made.fails[failing]->store(true);
+      REQUIRE_THROWS_WITH(step({0, 1, 2}), "out of ink");
+      made.fails[failing]->store(false);
+      if (failure == OnFailure::go_on) step(others);
+      step({0, 1, 2});
+      step({0, 1, 2});
+      for (std::size_t l = 0; l < layers; ++l) {
+        auto const counts = added(server, l, 3);
+        CHECK(counts[failing] == 3);
+        if (failure == OnFailure::go_on)
+          for (std::size_t const n : others) CHECK(counts[n] == 5);
+      }
+    }
 }
 
 TEST_CASE("train/OnFailure: a stream goes on without a worker that fails, and with it later",
