@@ -137,18 +137,18 @@ class Together {
       if (!guarded([&] { metrics_[i] = stagger::run(std::move(*steps_[i])); })) return;
     } while (advance(i, &metrics_[i]));
   }
-  /// Throws the first error of a pipeline that did not fail because of another one.
+  /// Throws the first error of a pipeline that did not fail because of another one; if all did, the
+  /// first. One that waits for ever may wait for a pipeline that failed before.
   void rethrow() const {
-    std::exception_ptr chosen;
     for (std::exception_ptr const& failure : failures_) {
       try {
         std::rethrow_exception(failure);
       } catch (Error const& error) {
-        if (error.code() != Errc::peer_failed) throw;
-        if (!chosen) chosen = failure;  // another one may have the cause
+        bool const waited = error.code() == Errc::deadline && failure != failures_.front();
+        if (error.code() != Errc::peer_failed && !waited) throw;
       }
     }
-    if (chosen) std::rethrow_exception(chosen);
+    if (!failures_.empty()) std::rethrow_exception(failures_.front());
   }
 
   std::vector<Steps> next_;

@@ -160,7 +160,7 @@ template <class Machine> class VirtualClockBackend final : private detail::Event
     }
     if (running_ && more()) {  // there are no events left
       try {
-        raise(Errc::bad_schedule, stall_text());
+        raise(machine_.program().exchanges() ? Errc::deadline : Errc::bad_schedule, stall_text());
       } catch (...) {
         fail(std::current_exception());
       }
