@@ -300,7 +300,9 @@ class WorkerStream final : public collective::detail::Transport {
     boost::system::error_code error;
     auto const places = resolver.resolve(options.host, std::to_string(options.port), error);
     if (error)
-      raise(Errc::bad_configuration, "cannot find '", options.host, "': ", error.message(),
+      raise(error == boost::asio::error::host_not_found_try_again ? Errc::io
+                                                                  : Errc::bad_configuration,
+            "cannot find '", options.host, "': ", error.message(),
             "; name the machine on which the parameter server runs, or its IP address");
     error = boost::asio::error::timed_out;
     boost::asio::async_connect(socket, places, [&](auto const& why, auto const&) { error = why; });

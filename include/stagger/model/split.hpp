@@ -85,6 +85,13 @@ template <class T> [[gnu::cold]] Parameter<T> Parameter<T>::piece(ParameterPiece
   own.size_ = of.size();
   own.piece_ = of;
   own.piece_.whole = size_;
+  if (piece_.whole != 0)
+    raise(Errc::bad_configuration, "a piece of parameter '", name_,
+          "' cannot be cut again; let part() of the layer cut the whole parameter");
+  if (of.runs > 1 && of.stride < of.length)
+    raise(Errc::bad_configuration, "the runs of a piece of parameter '", name_, "' overlap, since ",
+          counted(of.length, "element"), " of each begin ", of.stride,
+          " after those before; let part() of the layer choose a stride of at least ", of.length);
   if (of.size() != 0 && of.element(of.size() - 1) >= size_)
     raise(Errc::bad_configuration, "a piece of parameter '", name_, "' ends with element ",
           of.element(of.size() - 1), ", but the parameter has ", counted(size_, "element"),

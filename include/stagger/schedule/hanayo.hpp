@@ -4,6 +4,7 @@
 /// @source Liu et al., "Hanayo", arXiv 2308.15762.
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include <stagger/schedule/detail/greedy.hpp>
@@ -23,12 +24,15 @@ struct Hanayo {
   int waves = 1;  ///< V / 2
 
   /// Stages on each rank, two for each wave.
-  [[nodiscard]] constexpr int chunks() const noexcept { return 2 * waves; }
+  [[nodiscard]] constexpr int chunks() const noexcept {
+    constexpr int most = std::numeric_limits<int>::max() / 2;  // too many for any table
+    return 2 * std::clamp(waves, 0, most);
+  }
 
   /// @param shape  M a multiple of P, V = 2 waves
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
-    require(waves >= 1, "hanayo", Count::chunks, 2 * waves, 2, "a wave has two");
+    require(waves >= 1, "hanayo", Count::chunks, chunks(), 2, "a wave has two");
     require_counts("hanayo", shape, chunks());
     int const P = shape.ranks, M = shape.microbatches;
     require(M % P == 0, "hanayo", Count::microbatches, M, std::max(P, (M + P / 2) / P * P),

@@ -809,7 +809,8 @@ TEST_CASE("asio/AsioParameterServer: with another address than loopback it wants
       Catch::Matchers::Contains("the token is not that of the server"));
 }
 
-TEST_CASE("asio/RemoteParameterServer: without a server its sentence names the port", "[asio]") {
+TEST_CASE("asio/RemoteParameterServer: without a server its sentence names the port or the machine",
+          "[asio]") {
   std::uint16_t free = 0;
   {
     sg::collective::ParameterServer const server({.workers = 1});
@@ -819,6 +820,12 @@ TEST_CASE("asio/RemoteParameterServer: without a server its sentence names the p
       make(Waves{1, 2, 0}, sg::host::RemoteParameterServer({.port = free, .deadline_s = 0.2}), 0,
            {2}, 1, sgd),
       Catch::Matchers::Contains("cannot connect with the parameter server at 127.0.0.1:"));
+  REQUIRE_THROWS_WITH(
+      make(Waves{1, 2, 0},
+           sg::host::RemoteParameterServer({.host = "nowhere.invalid", .deadline_s = 0.2}), 0, {2},
+           1, sgd),
+      Catch::Matchers::Contains("cannot find 'nowhere.invalid': ") &&
+          Catch::Matchers::Contains("name the machine on which the parameter server runs"));
 }
 
 }  // namespace asio_parameter_server_test

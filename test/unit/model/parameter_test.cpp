@@ -57,6 +57,11 @@ TEST_CASE("model/Parameter: pieces by outputs and by inputs are cut from the fir
       "a piece of parameter 'weight' ends with element 35, but the parameter has 35 elements";
   CHECK_THROWS_WITH(given.piece(behind), Catch::Contains(sentence));
   CHECK_THROWS_WITH(filled.piece(behind), Catch::Contains(sentence));
+  CHECK_THROWS_WITH(given.piece({.length = 3}).piece({.length = 2}),
+                    Catch::Contains("a piece of parameter 'weight' cannot be cut again"));
+  CHECK_THROWS_WITH(filled.piece({.length = 3, .stride = 2, .runs = 4}),
+                    Catch::Contains("the runs of a piece of parameter 'weight' overlap, since 3 "
+                                    "elements of each begin 2 after those before"));
   CHECK(given.piece().whole == 0);
   sg::Parameter<double> taken = given;
   static_cast<void>(taken.adopt(0));

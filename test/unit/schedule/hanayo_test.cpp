@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/schedule/hanayo.hpp>
 
+#include <limits>
+
 #include "grid.hpp"
 
 namespace hanayo_test {
@@ -29,6 +31,12 @@ TEST_CASE("schedule/Hanayo: an illegal count is refused with the nearest legal o
                                                     Catch::Contains("nearest legal value is 12"));
   CHECK_THROWS_WITH(Hanayo{}.table({4, 1, 2}), Catch::Contains("nearest legal value is 4"));
   CHECK_THROWS_WITH(Hanayo{0}.table({4, 4, 0}), Catch::Contains("0 chunks"));
+  for (int const waves : {1 << 30, std::numeric_limits<int>::max()}) {
+    Hanayo const policy{waves};
+    CHECK_THROWS_WITH(policy.table({1, 1, policy.chunks()}),
+                      Catch::Contains("2147483646 chunks") && Catch::Contains("less than 2^29"));
+  }
+  CHECK(Hanayo{std::numeric_limits<int>::min()}.chunks() == 0);
 }
 
 }  // namespace hanayo_test

@@ -186,7 +186,7 @@ TEST_CASE("train/OnFailure: the turn passes on from a worker that fails, in virt
           "[train]") {
   using Model = sg::staleness::RoundRobinSynchronous;
   for (auto const failure : {OnFailure::go_on, OnFailure::fail_fast})
-    for (std::size_t const failing : {0, 1, 2}) {
+    for (std::size_t const failing : {0U, 1U, 2U}) {
       CAPTURE(failure == OnFailure::go_on, failing);
       ParameterServer const server({.workers = 3, .log = true, .on_failure = failure});
       // The others wait for its push when it fails.

@@ -87,7 +87,7 @@ namespace detail {
 class Account {
  public:
   constexpr Account(Table const& table, Evaluation& out)
-      : table_(table), out_(out), free_(table.ranks()) {
+      : table_(table), out_(out), begin_(table.ranks(), -1.0), free_(table.ranks()) {
     for (int r = 0; r < table.ranks(); ++r) out.timeline.rows.emplace_back(table.row(r).size());
     out.work_s.assign(table.row_begin.size(), 0.0);
     out.idle.assign(table.row_begin.size(), {});
@@ -100,6 +100,7 @@ class Account {
     span.start_s = start;
     span.end_s = end;
     double const free = free_[rank];
+    if (begin_[rank] < 0) begin_[rank] = start;
     if (span.action.kind == Kind::reduce_gradient) {
       idle.collective_s += end - free;
       free_[rank] = end;
@@ -118,18 +119,12 @@ class Account {
   constexpr void close() {
     double first = 0, last = 0, busiest = 0;
     bool any = false;
-    for (std::size_t r = 0; r < out_.timeline.rows.size(); ++r) {
-      double begin = -1, end = 0;
-      for (Span const& s : out_.timeline.rows[r]) {
-        if (is_message(s.action.kind)) continue;
-        if (begin < 0) begin = s.start_s;
-        end = s.end_s;
-      }
-      if (begin < 0) continue;
-      first = any ? std::min(first, begin) : begin;
+    for (std::size_t r = 0; r < out_.idle.size(); ++r) {
+      if (begin_[r] < 0) continue;
+      first = any ? std::min(first, begin_[r]) : begin_[r];
       any = true;
-      last = std::max(last, end);
-      out_.longest_span_s = std::max(out_.longest_span_s, end - begin);
+      last = std::max(last, free_[r]);
+      out_.longest_span_s = std::max(out_.longest_span_s, free_[r] - begin_[r]);
       busiest = std::max(busiest, out_.work_s[r]);
     }
     out_.makespan_s = last - first;
@@ -141,7 +136,7 @@ class Account {
  private:
   Table const& table_;
   Evaluation& out_;
-  Grid<double> free_;
+  Grid<double> begin_, free_;  // [ranks] start of the first action, end of the last; -1: none
 };
 
 /// Moves to `memory_s` what a rank waited for a gradient while a forward further on in its row had
