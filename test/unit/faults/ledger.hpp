@@ -174,7 +174,9 @@ class Ledger final : public Watch {
       case Kind::ask_late:
         return ask(n, message);
       case Kind::report:
-        if (own.active) ++own.reports;
+        // A step counts one loss of each worker: the second of one that is doubled is of no step.
+        if (own.active && own.first + own.reports <= std::min(steps(), least_reported()))
+          ++own.reports;
         return;
       case Kind::ask_choice:
         if (own.active) own.asks_choice = message.rounds + 1;
@@ -268,12 +270,14 @@ class Ledger final : public Watch {
       if (!each.empty()) least = std::min(least, each.steps());
     return least;
   }
-  /// Whether the losses of these steps have come; a message may be lost.
-  [[nodiscard]] bool all_reported() const {
-    return std::all_of(owed_.begin(), owed_.end(), [this](Owed const& each) {
-      return !each.active || each.returns || each.first + each.reports >= steps();
-    });
+  /// Steps of which all losses have come; a message may be lost.
+  [[nodiscard]] std::uint32_t least_reported() const {
+    std::uint32_t least = everything;
+    for (Owed const& each : owed_)
+      if (each.active && !each.returns) least = std::min(least, each.first + each.reports);
+    return least;
   }
+  [[nodiscard]] bool all_reported() const { return least_reported() >= steps(); }
   /// Lets workers come back between two steps.
   void admit() {
     for (int n = 0; n < static_cast<int>(owed_.size()); ++n) {
