@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
+#include <stagger/collective/detail/join_request.hpp>
 #include <stagger/collective/detail/remote_stream.hpp>
-#include <stagger/collective/join_request.hpp>
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>

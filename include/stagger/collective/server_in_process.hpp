@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/clients.hpp>
-#include <stagger/collective/durable_folder.hpp>
-#include <stagger/collective/late_answers.hpp>
-#include <stagger/collective/same_workers.hpp>
-#include <stagger/collective/server_layers.hpp>
+#include <stagger/collective/detail/clients.hpp>
+#include <stagger/collective/detail/durable_folder.hpp>
+#include <stagger/collective/detail/late_answers.hpp>
+#include <stagger/collective/detail/same_workers.hpp>
+#include <stagger/collective/detail/server_layers.hpp>
 #include <stagger/collective/server_options.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -92,9 +92,9 @@ inline VersionTag take_from(ParameterStore& layer, staleness::Adds adds, int wor
 /// @param failures  as the worker says, or any_failures
 [[nodiscard]] inline std::uint32_t possible_failures(int worker, std::uint32_t failures,
                                                      std::uint32_t heard) {
-  constexpr std::uint32_t most_unheard = 1000;
+  constexpr std::uint32_t most_missed = 1000;
   if (failures == stagger::detail::any_failures) return heard;
-  if (failures > heard && failures - heard > most_unheard)
+  if (failures > heard && failures - heard > most_missed)
     raise(Errc::bad_data, "worker ", worker, " says that ", failures,
           " of its streams have failed, where the server has heard of ", heard,
           "; let both ends run one version of one program");

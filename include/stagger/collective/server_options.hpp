@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <stagger/collective/same_workers.hpp>
+#include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 

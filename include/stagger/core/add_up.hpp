@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include <stagger/core/algorithm.hpp>
-#include <stagger/core/copy_row.hpp>
+#include <stagger/core/detail/copy_row.hpp>
 
 namespace stagger::detail {
 

@@ -8,7 +8,7 @@
 
 #include <stagger/core/add_up.hpp>
 #include <stagger/core/algorithm.hpp>
-#include <stagger/core/copy_row.hpp>
+#include <stagger/core/detail/copy_row.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/rows.hpp>
 #include <stagger/core/tensor.hpp>

@@ -14,13 +14,13 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
-#include <stagger/parameters/block_pool.hpp>
+#include <stagger/parameters/detail/block_pool.hpp>
+#include <stagger/parameters/detail/snapshots.hpp>
+#include <stagger/parameters/detail/store_history.hpp>
+#include <stagger/parameters/detail/store_values.hpp>
+#include <stagger/parameters/detail/store_workers.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
-#include <stagger/parameters/snapshots.hpp>
-#include <stagger/parameters/store_history.hpp>
-#include <stagger/parameters/store_values.hpp>
-#include <stagger/parameters/store_workers.hpp>
 #include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::detail {

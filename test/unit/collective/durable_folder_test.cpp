@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/collective/durable_folder.hpp>
+#include <stagger/collective/detail/durable_folder.hpp>
 
 #include "catch.hpp"
 

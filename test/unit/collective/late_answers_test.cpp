@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/collective/late_answers.hpp>
+#include <stagger/collective/detail/late_answers.hpp>
 
 #include "catch.hpp"
 

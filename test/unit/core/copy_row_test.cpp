@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/core/copy_row.hpp>
+#include <stagger/core/detail/copy_row.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -16,7 +16,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
-#include <stagger/parameters/store_history.hpp>
+#include <stagger/parameters/detail/store_history.hpp>
 
 namespace lab {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/parameters/store_history.hpp>
+#include <stagger/parameters/detail/store_history.hpp>
 
 #include "catch.hpp"
 

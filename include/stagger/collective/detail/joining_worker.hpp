@@ -9,10 +9,10 @@
 #include <span>
 #include <string>
 
+#include <stagger/collective/detail/join_request.hpp>
+#include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/collective/handshake.hpp>
-#include <stagger/collective/join_request.hpp>
 #include <stagger/collective/messages.hpp>
-#include <stagger/collective/same_workers.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>

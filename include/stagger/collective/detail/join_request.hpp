@@ -10,8 +10,8 @@
 #include <string>
 #include <utility>
 
+#include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/collective/handshake.hpp>
-#include <stagger/collective/same_workers.hpp>
 #include <stagger/core/alignment.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/clients.hpp>
-#include <stagger/collective/durable_folder.hpp>
-#include <stagger/collective/same_workers.hpp>
+#include <stagger/collective/detail/clients.hpp>
+#include <stagger/collective/detail/durable_folder.hpp>
+#include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>

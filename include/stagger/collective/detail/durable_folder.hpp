@@ -28,7 +28,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <stagger/collective/same_workers.hpp>
+#include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/core/checked_file.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>

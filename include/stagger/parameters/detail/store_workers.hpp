@@ -13,7 +13,7 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
-#include <stagger/parameters/block_pool.hpp>
+#include <stagger/parameters/detail/block_pool.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/parameters/version_tag.hpp>
 
