@@ -57,7 +57,7 @@ auto made(Device device, int replicas, Sums sums = {}) {
 }
 
 /// A barrier that does not use a core while it waits.
-void meet() {
+void barrier() {
   MPI_Request come = MPI_REQUEST_NULL;
   MPI_Ibarrier(MPI_COMM_WORLD, &come);
   for (int all_here = 0; all_here == 0;) {
@@ -82,7 +82,7 @@ int measure_sums() {
   for (int round = -1; round < rounds; ++round) {
     double loss[2] = {};
     auto const take = [&](auto& train, double& last, std::vector<double>& times) {
-      meet();
+      barrier();
       double const start_s = bench::now_s();
       for (int i = 0; i < steps; ++i) last = stagger::run(train.step(batch)).loss;
       if (round >= 0) times.push_back((bench::now_s() - start_s) / steps);
@@ -149,11 +149,11 @@ int measure() {
   std::vector<double> threads_s;
   for (int round = -1; round < rounds; ++round) {
     double loss[2] = {};
-    meet();
+    barrier();
     double start_s = bench::now_s();
     for (int i = 0; i < steps; ++i) loss[0] = stagger::run(there.step(batch)).loss;
     double const together_s = (bench::now_s() - start_s) / steps;
-    meet();
+    barrier();
     if (rank == 0) {
       start_s = bench::now_s();
       for (int i = 0; i < steps; ++i) loss[1] = stagger::run(here.step(batch)).loss;
@@ -161,7 +161,7 @@ int measure() {
       if (round >= 0) processes_s.push_back(together_s);  // the first round allocates
       if (round >= 0) threads_s.push_back((bench::now_s() - start_s) / steps);
     }
-    meet();  // the others sleep here
+    barrier();  // the others sleep here
   }
   if (rank == 0)
     std::printf("MEASURED %.9f %.9f\n", bench::median(processes_s), bench::median(threads_s));

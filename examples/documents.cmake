@@ -114,7 +114,7 @@ foreach(header IN LISTS headers ITEMS engine/device.hpp model/optimizer.hpp mode
   while(NOT at EQUAL -1)
     string(SUBSTRING "${text}" 0 ${at} before)
     string(SUBSTRING "${text}" ${at} -1 text)
-    if(text MATCHES "^@code\n" AND before MATCHES "\n/// In (examples/[a-z0-9_]+\\.cpp)[^\n]*:\n/// $")
+    if(text MATCHES "^@code\n" AND before MATCHES "\n/// In (examples/[a-z0-9_]+\\.cpp)[^:]*:\n/// $")
       set(name "${CMAKE_MATCH_1}")
       string(FIND "${text}" "/// @endcode" end)
       string(SUBSTRING "${text}" 0 ${end} block)

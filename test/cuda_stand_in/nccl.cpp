@@ -44,7 +44,7 @@ struct Message {
 };
 
 /// One collective call of all ranks.
-struct Meeting {
+struct Rendezvous {
   std::vector<Operation> calls;                 // [ranks]
   std::vector<std::vector<std::byte>> results;  // [ranks]
   int arrived = 0;
@@ -79,7 +79,7 @@ struct World {
   std::vector<ncclComm_t> members;
   int finalized = 0;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> edges;
-  std::map<std::uint64_t, std::shared_ptr<Meeting>> meetings;
+  std::map<std::uint64_t, std::shared_ptr<Rendezvous>> open;
   struct Split {
     std::map<int, std::shared_ptr<World>> parts;  // by colour
     int calls = 0;
@@ -204,58 +204,59 @@ template <class T> T combine(ncclRedOp_t reduction, T a, T b) {
 
 /// Element by element, from the last rank to the first: NCCL promises no order.
 template <class T>
-void reduce(Meeting const& meeting, std::size_t first, std::size_t count, std::byte* result) {
-  auto const reduction = meeting.calls.front().reduction;
+void reduce(Rendezvous const& rendezvous, std::size_t first, std::size_t count, std::byte* result) {
+  auto const reduction = rendezvous.calls.front().reduction;
   auto* const out = reinterpret_cast<T*>(result);
   for (std::size_t i = 0; i < count; ++i) {
     T sum{};
-    for (std::size_t r = meeting.calls.size(); r-- > 0;) {
-      T const value = static_cast<T const*>(meeting.calls[r].in)[first + i];
-      sum = r + 1 == meeting.calls.size() ? value : combine(reduction, sum, value);
+    for (std::size_t r = rendezvous.calls.size(); r-- > 0;) {
+      T const value = static_cast<T const*>(rendezvous.calls[r].in)[first + i];
+      sum = r + 1 == rendezvous.calls.size() ? value : combine(reduction, sum, value);
     }
-    if (reduction == ncclAvg) sum = static_cast<T>(sum / static_cast<T>(meeting.calls.size()));
+    if (reduction == ncclAvg) sum = static_cast<T>(sum / static_cast<T>(rendezvous.calls.size()));
     out[i] = sum;
   }
 }
 
-void reduce_any(Meeting const& meeting, std::size_t first, std::size_t count, std::byte* result) {
-  switch (meeting.calls.front().type) {
+void reduce_any(Rendezvous const& rendezvous, std::size_t first, std::size_t count,
+                std::byte* result) {
+  switch (rendezvous.calls.front().type) {
     case ncclFloat64:
-      return reduce<double>(meeting, first, count, result);
+      return reduce<double>(rendezvous, first, count, result);
     case ncclInt64:
-      return reduce<std::int64_t>(meeting, first, count, result);
+      return reduce<std::int64_t>(rendezvous, first, count, result);
     case ncclUint64:
-      return reduce<std::uint64_t>(meeting, first, count, result);
+      return reduce<std::uint64_t>(rendezvous, first, count, result);
     case ncclFloat32:
-      return reduce<float>(meeting, first, count, result);
+      return reduce<float>(rendezvous, first, count, result);
     case ncclInt32:
-      return reduce<std::int32_t>(meeting, first, count, result);
+      return reduce<std::int32_t>(rendezvous, first, count, result);
     case ncclUint32:
-      return reduce<std::uint32_t>(meeting, first, count, result);
+      return reduce<std::uint32_t>(rendezvous, first, count, result);
     case ncclInt8:
-      return reduce<std::int8_t>(meeting, first, count, result);
+      return reduce<std::int8_t>(rendezvous, first, count, result);
     default:
-      return reduce<std::uint8_t>(meeting, first, count, result);
+      return reduce<std::uint8_t>(rendezvous, first, count, result);
   }
 }
 
-void compute(Meeting& meeting, int rank) {
-  auto const& own = meeting.calls[static_cast<std::size_t>(rank)];
+void compute(Rendezvous& rendezvous, int rank) {
+  auto const& own = rendezvous.calls[static_cast<std::size_t>(rank)];
   std::size_t const each = own.count * bytes_of(own.type);
-  auto& result = meeting.results[static_cast<std::size_t>(rank)];
+  auto& result = rendezvous.results[static_cast<std::size_t>(rank)];
   switch (own.what) {
     case What::broadcast:
       result.resize(each);
-      std::memcpy(result.data(), meeting.calls[static_cast<std::size_t>(own.peer)].in, each);
+      std::memcpy(result.data(), rendezvous.calls[static_cast<std::size_t>(own.peer)].in, each);
       break;
     case What::all_gather:
-      result.resize(each * meeting.calls.size());
-      for (std::size_t r = 0; r < meeting.calls.size(); ++r)
-        std::memcpy(result.data() + r * each, meeting.calls[r].in, each);
+      result.resize(each * rendezvous.calls.size());
+      for (std::size_t r = 0; r < rendezvous.calls.size(); ++r)
+        std::memcpy(result.data() + r * each, rendezvous.calls[r].in, each);
       break;
     default:
       result.resize(each);
-      reduce_any(meeting, 0, own.count, result.data());
+      reduce_any(rendezvous, 0, own.count, result.data());
   }
 }
 
@@ -270,7 +271,7 @@ bool same_call(Operation const& a, Operation const& b) {
 struct Running {
   Operation call;
   std::shared_ptr<Message> message;
-  std::shared_ptr<Meeting> meeting;
+  std::shared_ptr<Rendezvous> rendezvous;
   std::uint64_t number = 0;
   bool arrived = false;
   bool computed = false;
@@ -313,33 +314,33 @@ bool advance(World& world, ncclComm& comm, Running& run) {
   }
   if (!run.arrived) {
     run.number = comm.collectives++;
-    auto& meeting = world.meetings[run.number];
-    if (!meeting) {
-      meeting = std::make_shared<Meeting>();
-      meeting->calls.resize(static_cast<std::size_t>(world.size));
-      meeting->results.resize(static_cast<std::size_t>(world.size));
+    auto& rendezvous = world.open[run.number];
+    if (!rendezvous) {
+      rendezvous = std::make_shared<Rendezvous>();
+      rendezvous->calls.resize(static_cast<std::size_t>(world.size));
+      rendezvous->results.resize(static_cast<std::size_t>(world.size));
     }
-    run.meeting = meeting;
-    run.meeting->calls[static_cast<std::size_t>(comm.rank)] = call;
-    ++run.meeting->arrived;
+    run.rendezvous = rendezvous;
+    run.rendezvous->calls[static_cast<std::size_t>(comm.rank)] = call;
+    ++run.rendezvous->arrived;
     return run.arrived = true;
   }
-  if (run.meeting->arrived < world.size) return false;
+  if (run.rendezvous->arrived < world.size) return false;
   if (!run.computed) {
-    for (auto const& other : run.meeting->calls)
+    for (auto const& other : run.rendezvous->calls)
       if (!same_call(call, other)) {
         for (auto* member : world.members)
           broken(member, ncclInvalidUsage, "ranks make different collective calls");
         return true;
       }
-    compute(*run.meeting, comm.rank);
-    ++run.meeting->computed;
+    compute(*run.rendezvous, comm.rank);
+    ++run.rendezvous->computed;
     return run.computed = true;
   }
-  if (run.meeting->computed < world.size) return false;
-  auto const& result = run.meeting->results[static_cast<std::size_t>(comm.rank)];
+  if (run.rendezvous->computed < world.size) return false;
+  auto const& result = run.rendezvous->results[static_cast<std::size_t>(comm.rank)];
   std::memcpy(call.out, result.data(), result.size());
-  world.meetings.erase(run.number);
+  world.open.erase(run.number);
   return run.done = true;
 }
 
@@ -569,8 +570,8 @@ int incomplete_calls() {
   int result = 0;
   for (auto const& world : worlds) {
     std::lock_guard const lock(world->mutex);
-    for (auto const& [number, meeting] : world->meetings)
-      if (meeting->arrived < world->size) ++result;
+    for (auto const& [number, rendezvous] : world->open)
+      if (rendezvous->arrived < world->size) ++result;
   }
   return result;
 }

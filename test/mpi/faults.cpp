@@ -12,7 +12,7 @@
 
 #include <stagger/mpi/detail/exchange.hpp>
 
-#include "meeting.hpp"
+#include "barrier.hpp"
 
 using namespace stagger;
 
@@ -33,13 +33,13 @@ int run(std::string const& what) {
     }
     return 1;
   }
-  Meeting const meeting;
+  Barrier const barrier;
   auto const start = std::chrono::steady_clock::now();
   try {
     for (int i = 0; i < 10; ++i) {
       if (all.rank() == 1 && i == 5) {
         if (what == "kill") raise(SIGKILL);
-        if (what == "hang") meeting.wait();
+        if (what == "hang") barrier.wait();
       }
       all.maximum(numbers, "compare numbers", deadline_s);
       numbers.back() += 1;
@@ -55,7 +55,7 @@ int run(std::string const& what) {
     std::printf("FAULT rank %d after %.1f s, %s update: %s. %s\n", all.rank(), waited.count(),
                 numbers.back() == 5 ? "no partial" : "A PARTIAL", e.what(), again.c_str());
     std::fflush(stdout);
-    if (what == "hang" && all.rank() != 1) meeting.wait();
+    if (what == "hang" && all.rank() != 1) barrier.wait();
     return 0;
   }
   std::printf("rank %d saw no fault\n", all.rank());

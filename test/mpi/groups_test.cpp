@@ -442,16 +442,16 @@ struct Trap {
   static constexpr bool element_wise = true;
   static inline bool forward_throws = false;
   static inline bool backward_throws = false;
-  static void meet(sg::Context const& context, bool springs) {
+  static void reach(sg::Context const& context, bool springs) {
     if (springs && context.microbatch() == 1) throw std::runtime_error("no such word");
   }
   void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
-    meet(context, forward_throws);
+    reach(context, forward_throws);
     y = x;
   }
   void backward_input(sg::Context& context, Input const&, Output const& dy, Input& dx,
                       sg::NothingSaved&) const {
-    meet(context, backward_throws);
+    reach(context, backward_throws);
     dx = dy;
   }
 };

@@ -32,7 +32,7 @@
 #include <stagger/partition/cuts.hpp>
 #include <stagger/partition/layer_split.hpp>
 
-#include "meeting.hpp"
+#include "barrier.hpp"
 #include "trap_model.hpp"
 
 namespace {
@@ -45,7 +45,7 @@ constexpr double deadline_s = 2;
 int messages_left = 0;
 int die_at = 0;
 bool hands_over = false;  // the messages count from there
-std::optional<Meeting> meeting;
+std::optional<Barrier> barrier;
 
 void (*fault(std::string const& what))() {
   if (what.find("die-") == 0) {
@@ -57,7 +57,7 @@ void (*fault(std::string const& what))() {
     return [] { hands_over = true; };
   }
   if (what.find("kill") == 0) return [] { static_cast<void>(raise(SIGKILL)); };
-  if (what.find("hang") == 0) return [] { meeting->wait(); };
+  if (what.find("hang") == 0) return [] { barrier->wait(); };
   return [] { throw sg::Error(sg::Errc::bad_data, "a value is not finite"); };
 }
 
@@ -104,7 +104,7 @@ struct Dense {
     return own;
   }
   void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
-    meet(context, layer, false);
+    reach(context, layer, false);
     auto const w = context[weight];
     y.resize({x.extent(0), out});
     for (std::size_t i = 0; i < y.size(); ++i) {
@@ -114,7 +114,7 @@ struct Dense {
   }
   void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx,
                 sg::NothingSaved&) const {
-    meet(context, layer, true);
+    reach(context, layer, true);
     auto const w = context[weight];
     dx.resize_like(x);
     dx.fill(0);
@@ -148,7 +148,7 @@ int run(std::string const& what, int process, Train& train, Alone& alone, Batch 
       std::printf("FAULT rank %d after %.1f s, %s update at step %d: %s\n", process, waited.count(),
                   whole ? "no partial" : "A PARTIAL", step, e.what());
       std::fflush(stdout);
-      if (what.find("hang") == 0 && process != 1) meeting->wait();
+      if (what.find("hang") == 0 && process != 1) barrier->wait();
       return 0;
     }
     sg::run(alone.step(batch));
@@ -163,7 +163,7 @@ int run(std::string const& what) {
   int processes = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
   MPI_Comm_size(MPI_COMM_WORLD, &processes);
-  meeting.emplace();
+  barrier.emplace();
   sg::Options options{.deadline_s = deadline_s};
   bool const groups = what.find("group") != std::string::npos;
   if (what.find("sum") == std::string::npos && !groups) {

@@ -15,8 +15,8 @@
 #include <stagger/placement/explicit_map.hpp>
 #include <stagger/train/pipeline.hpp>
 
+#include "barrier.hpp"
 #include "catch.hpp"
-#include "meeting.hpp"
 #include "trap_model.hpp"
 #include "world.hpp"
 
@@ -141,13 +141,13 @@ TEST_CASE("mpi/Processes: a process that hangs is named with the action it owes"
   sg::run(train.step(data));
   auto const before = factors(train);
   int const last = processes() - 1;
-  Meeting const meeting;
-  static Meeting const* told;  // the others have their error, and the one that hangs may go on
-  told = &meeting;
+  Barrier const barrier;
+  static Barrier const* told;  // the others have their error, and the one that hangs may go on
+  told = &barrier;
   trap = {last, 1, true, [] { told->wait(); }};
   auto const got = error_of([&] { sg::run(train.step(data)); });
   trap = {};
-  if (process() != last) meeting.wait();
+  if (process() != last) barrier.wait();
   INFO(got.second);
   REQUIRE(got.first == sg::Errc::deadline);
   std::string const name = std::to_string(last);

@@ -22,7 +22,7 @@ struct Trap {
 };
 inline Trap trap;
 
-inline void meet(sg::Context const& context, int layer, bool backward) {
+inline void reach(sg::Context const& context, int layer, bool backward) {
   if (trap.layer == layer && trap.backward == backward && trap.microbatch == context.microbatch())
     trap.spring();
 }
@@ -36,13 +36,13 @@ struct Scale {
   sg::Parameter<> factor{"factor", {0.5F}};
   auto parameters() { return std::tie(factor); }
   void forward(sg::Context& context, Numbers const& x, Numbers& y, sg::NothingSaved&) {
-    meet(context, layer, false);
+    reach(context, layer, false);
     y = x;
     for (float& v : y) v *= context[factor][0];
   }
   void backward(sg::Context& context, Numbers const& x, Numbers const& dy, Numbers& dx,
                 sg::NothingSaved&) {
-    meet(context, layer, true);
+    reach(context, layer, true);
     dx = dy;
     for (std::size_t i = 0; i < x.size(); ++i) {
       context.gradient(factor)[0] += x[i] * dy[i];
@@ -73,7 +73,7 @@ struct Wide {
   sg::Parameter<> factors{"factors", std::vector<float>(96, 0.01F)};
   auto parameters() { return std::tie(factors); }
   void forward(sg::Context& context, Numbers const& x, Numbers& y, sg::NothingSaved&) {
-    meet(context, layer, false);
+    reach(context, layer, false);
     float sum = 0;
     for (std::size_t i = 0; i < 96; ++i) sum += context[factors][i] * static_cast<float>(1 + i % 5);
     y = x;
@@ -81,7 +81,7 @@ struct Wide {
   }
   void backward(sg::Context& context, Numbers const& x, Numbers const& dy, Numbers& dx,
                 sg::NothingSaved&) {
-    meet(context, layer, true);
+    reach(context, layer, true);
     float sum = 0;
     for (std::size_t i = 0; i < 96; ++i) sum += context[factors][i] * static_cast<float>(1 + i % 5);
     dx = dy;

@@ -288,8 +288,8 @@ def find_reach(store, kind, tests, until):
     return known
 
 
-def meet(store, kind, mutants, tests, until):
-    """Each mutant meets the tests that reach it."""
+def run_tests_of(store, kind, mutants, tests, until):
+    """Runs the tests that reach each mutant."""
     baseline = find_reach(store, kind, tests, until)
     by_name = {test.name: test for test in tests}
 
@@ -378,7 +378,7 @@ def main():
     if not given.table:
         print(f"mutate: building the tests with {len(chosen)} mutants", flush=True)
         target = build("plain", given.folder)
-        meet(store, "plain", chosen, tests_of(target, given.folder), until)
+        run_tests_of(store, "plain", chosen, tests_of(target, given.folder), until)
         left = [m for m in chosen if verdict(store.of(m))[0] == "survived"]
         if left and time.monotonic() < until:
             print(f"mutate: {len(left)} survived; building for the thread sanitizer", flush=True)
@@ -387,7 +387,7 @@ def main():
             quiet = subprocess.run(["setarch", "-R", "true"], stderr=subprocess.DEVNULL).returncode == 0
             for test in tests:  # where addresses are drawn from more bits than it can map, programs do not start
                 test.command = ["setarch", "-R", *test.command] if quiet else test.command
-            meet(store, "thread", left, tests, until)
+            run_tests_of(store, "thread", left, tests, until)
         store.save()
     text, share, asked, open_ones = table([m for m in mutants if given.folder in (None, m.folder)], store)
     print(f"\n{text}\n")

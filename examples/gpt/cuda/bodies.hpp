@@ -339,8 +339,8 @@ template <class Scale> struct FindScale {
 };
 
 /// For a part of a parameter: one step of AdamW, with the same arithmetic as optimizer::AdamW.
-template <class What> struct AdamPart {
-  What what;  // cuda::Update
+template <class Update> struct AdamPart {
+  Update what;  // cuda::Update
   std::size_t part;
   template <class Team> constexpr void operator()(Team const& team, std::size_t number) const {
     auto const& rule = *what.rule;

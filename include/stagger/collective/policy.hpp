@@ -32,11 +32,9 @@
 /// holders have its gradients, and before any update; the step fails as a whole if a holder does.
 /// `By::slices` has the same bits on threads, processes and GPUs, in every grouping.
 ///
-/// In examples/11_own_collective.cpp, with two sums for each stage:
+/// In examples/11_own_collective.cpp, where `Groups` is a vector of LayerGroup, two sums for each
+/// stage:
 /// @code
-/// using sg::collective::Backward, sg::collective::By, sg::collective::CostLine;
-/// using Groups = std::vector<sg::collective::LayerGroup>;
-///
 /// struct Halves {
 ///   using policy_tag = sg::CollectiveTag;
 ///   By by = By::slices;

@@ -82,7 +82,7 @@ class GroupDivision {
     describe();
     if (choice.each_pass) update_each_pass();
     if (plan_.adds_in_shares(whole_.size())) add_shares(whole_.size());
-    if (plan_.end != partition::Cut::none) add_end();
+    if (plan_.end != partition::GroupExchange::none) add_end();
     model_->divided.stages = static_cast<int>(model_->table_stage.size());
     layers_ = std::move(made_);
     return model_;
@@ -146,7 +146,7 @@ class GroupDivision {
   [[gnu::cold]] std::size_t add_section(std::size_t first) {
     std::size_t end = first + 1;
     while (end < whole_.size() && !begins_stage(end) && end != plan_.first &&
-           plan_.layers[end].cut == partition::Cut::none)
+           plan_.layers[end].exchange == partition::GroupExchange::none)
       ++end;
     partition::PlannedLayer const& front = plan_.layers[first];
     partition::PlannedLayer const& back = plan_.layers[end - 1];
@@ -193,11 +193,12 @@ class GroupDivision {
   }
   /// Adds the layer in front of another, or of the loss, in which each member adds up its columns.
   [[gnu::cold]] void add_shares(std::size_t l) {
-    partition::Cut const cut = plan_.cut(l);
-    add_put_together(l < whole_.size() && cut != partition::Cut::total
+    partition::GroupExchange const exchange = plan_.exchange(l);
+    add_put_together(l < whole_.size() && exchange != partition::GroupExchange::total
                          ? *whole_[l].ops().split->input
                          : *whole_[l - 1].ops().split->output,
-                     l, cut != partition::Cut::fan, cut != partition::Cut::total);
+                     l, exchange != partition::GroupExchange::fan,
+                     exchange != partition::GroupExchange::total);
   }
   /// Adds a layer of every member that puts together what all have at a cut.
   [[gnu::cold]] void add_put_together(ColumnOps const& ops, std::size_t cut, bool adds_forward,

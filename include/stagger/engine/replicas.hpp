@@ -130,7 +130,7 @@ struct Replication : ReplicaChecks {
       }
       run.cells[c].rows.resize(static_cast<std::size_t>(program.microbatches));
       run.cells[c].first_rows.resize(run.cells[c].rows.size());
-      share_rows(machine, c);
+      set_first_rows(machine, c);
     }
   }
 
@@ -141,17 +141,17 @@ struct Replication : ReplicaChecks {
   }
 
   /// Tells the context of a cell's rank which rows its layers work on.
-  [[gnu::cold]] static void share_rows(Machine& machine, std::size_t c) {
+  [[gnu::cold]] static void set_first_rows(Machine& machine, std::size_t c) {
     int const rank = machine.run.program->cells[c].rank;
     ReplicaRun& run = *machine.run.replica_run;
     std::size_t const* const first_rows = run.cells[c].first_rows.data();
     auto const* const grouped = machine.model.grouped.get();
-    if (grouped == nullptr) return machine.run.ranks[rank].context.share_rows(first_rows);
+    if (grouped == nullptr) return machine.run.ranks[rank].context.set_first_rows(first_rows);
     auto& shares = run.ranks[rank].layer_shares;
     shares.resize(grouped->layers.size());  // more layers than the model has
     for (std::size_t const l : machine.model.layers_of(machine.run.program->cells[c].stage))
       shares[grouped->layers[l].number] = {first_rows, grouped->layers[l].first_column};
-    machine.run.ranks[rank].context.share_layers(shares.data());
+    machine.run.ranks[rank].context.set_layer_offsets(shares.data());
   }
 
   /// floor(count * share / total), computed without overflow.

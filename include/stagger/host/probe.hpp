@@ -70,7 +70,7 @@ class PingPong {
   PingPong& operator=(PingPong const&) = delete;
   ~PingPong() {
     bytes_ = 0;
-    turn_.fetch_add(1, std::memory_order_release);
+    passes_.fetch_add(1, std::memory_order_release);
     other_.join();
   }
 
@@ -79,30 +79,30 @@ class PingPong {
     auto const begin = std::chrono::steady_clock::now();
     bytes_ = bytes;
     std::memcpy(there_.data(), mine_.data(), bytes);
-    unsigned const turn = turn_.fetch_add(1, std::memory_order_release) + 1;
-    wait_for(turn + 1);
+    unsigned const pass = passes_.fetch_add(1, std::memory_order_release) + 1;
+    wait_for(pass + 1);
     std::memcpy(mine_.data(), back_.data(), bytes);
     std::chrono::duration<double> const took = std::chrono::steady_clock::now() - begin;
     return took.count() / 2;
   }
 
  private:
-  void wait_for(unsigned turn) const {
-    while (turn_.load(std::memory_order_acquire) != turn) std::this_thread::yield();
+  void wait_for(unsigned pass) const {
+    while (passes_.load(std::memory_order_acquire) != pass) std::this_thread::yield();
   }
   void echo() {
-    for (unsigned turn = 1;; turn += 2) {
-      wait_for(turn);
+    for (unsigned pass = 1;; pass += 2) {
+      wait_for(pass);
       if (bytes_ == 0) return;
       std::memcpy(its_.data(), there_.data(), bytes_);
       std::memcpy(back_.data(), its_.data(), bytes_);
-      turn_.fetch_add(1, std::memory_order_release);
+      passes_.fetch_add(1, std::memory_order_release);
     }
   }
 
   std::vector<char> there_, back_, mine_, its_;
-  std::size_t bytes_ = 0;  // handed over with the turn
-  std::atomic<unsigned> turn_{0};
+  std::size_t bytes_ = 0;  // handed over with the pass
+  std::atomic<unsigned> passes_{0};
   std::thread other_{};
 };
 

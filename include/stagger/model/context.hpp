@@ -126,7 +126,7 @@ class Context {
   /// stage. Randomness for each row should depend on random_seed() and first_row() + row, so that
   /// it does not depend on the number of replicas.
   [[nodiscard]] std::size_t first_row() const noexcept {
-    if (layer_shares_ != nullptr) return layer_shares_[layer_].first_rows[microbatch_];
+    if (layer_offsets_ != nullptr) return layer_offsets_[layer_].first_rows[microbatch_];
     return first_rows_ == nullptr ? 0 : first_rows_[microbatch_];
   }
 
@@ -134,7 +134,7 @@ class Context {
   /// the members of a group have different columns: for element-wise layers and for parts of layers
   /// that are split by inputs.
   [[nodiscard]] std::size_t first_column() const noexcept {
-    return layer_shares_ == nullptr ? 0 : layer_shares_[layer_].first_column;
+    return layer_offsets_ == nullptr ? 0 : layer_offsets_[layer_].first_column;
   }
 
   /// False during evaluation: dropout and the like must be off.
@@ -173,15 +173,15 @@ class Context {
   void release_scratch() noexcept { arena_.reset(); }
 
   /// For engines: where the rows of each microbatch begin, [microbatches]; null: at 0.
-  void share_rows(std::size_t const* first_rows) noexcept { first_rows_ = first_rows; }
+  void set_first_rows(std::size_t const* first_rows) noexcept { first_rows_ = first_rows; }
 
   /// For one layer: where the rows of each microbatch begin, [microbatches], and the first column.
-  struct LayerShare {
+  struct LayerOffset {
     std::size_t const* first_rows = nullptr;
     std::size_t first_column = 0;
   };
-  /// For engines: the same for each layer, [layers], if layers differ; null: as share_rows says.
-  void share_layers(LayerShare const* shares) noexcept { layer_shares_ = shares; }
+  /// For engines: the same for each layer, [layers], if layers differ; null: as set_first_rows says.
+  void set_layer_offsets(LayerOffset const* shares) noexcept { layer_offsets_ = shares; }
 
   /// For engines: scratch memory held, in bytes.
   [[nodiscard]] std::uint64_t scratch_bytes() const noexcept { return arena_.bytes(); }
@@ -193,9 +193,9 @@ class Context {
     return parameters_[parameter.position()];
   }
 
-  ParameterView const* parameters_ = nullptr;  // [parameters of the layer]
-  std::size_t const* first_rows_ = nullptr;    // [microbatches]
-  LayerShare const* layer_shares_ = nullptr;   // [layers]
+  ParameterView const* parameters_ = nullptr;   // [parameters of the layer]
+  std::size_t const* first_rows_ = nullptr;     // [microbatches]
+  LayerOffset const* layer_offsets_ = nullptr;  // [layers]
   std::int64_t step_ = 0;
   std::uint64_t seed_ = 0;
   int layer_ = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The loss axis: how outputs are compared with targets; two losses for `Tensor`.
+/// @file   The contract of losses, which compare outputs with targets; two losses for `Tensor`.
 ///
 /// | loss | take it when |
 /// |---|---|

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The optimizer axis: how parameters are updated; stochastic gradient descent, and AdamW.
+/// @file   The contract of optimizers, which update parameters; stochastic gradient descent, and
+///         AdamW.
 /// @source I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
 /// algorithm 2.
 ///

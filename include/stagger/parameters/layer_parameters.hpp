@@ -28,9 +28,9 @@ namespace stagger::detail {
 struct KeptGradients {
   enum class Of : std::uint8_t {
     owner,  // all of its owner
-    other,  // what arrives of those of its owner, who is in another process
-    first,  // what arrives of those of the first owner. Its own lie where the sums will be, which
-            // this process, without the first owner, would otherwise have besides
+    other,  // those that arrive from its owner, which is in another process
+    first,  // those that arrive from the first owner, which is in another process. This process's
+            // own gradients take the memory of the sums, so that it needs no second array
   };
   Of of = Of::owner;
   ByteRange part{};  // of the layer
@@ -42,7 +42,7 @@ struct KeptGradients {
 
 /// The gradients of a further owner of a layer, beside the values of the first. An owner whose
 /// memory is not that of the first one has values of its own too, and may have states.
-class GradientShare {
+class GradientCopy {
  public:
   /// @param views   [parameters] of the first owner
   /// @param blocks  likewise
@@ -343,19 +343,19 @@ class LayerParameters : public LayerMemory {
   /// Adds the sums of other owners, in their order.
   /// @pre  at most most_shares
   /// @param to  a share to whose gradients they are added; null: the first owner's
-  void add(std::span<GradientShare const* const> shares, ByteRange range = {},
-           GradientShare const* to = nullptr) {
+  void add(std::span<GradientCopy const* const> shares, ByteRange range = {},
+           GradientCopy const* to = nullptr) {
     for (std::size_t i = 0; i < count(); ++i) {
       if (memory() != nullptr)
-        for (GradientShare const* const share : shares) add_there(i, *share, range);
+        for (GradientCopy const* const share : shares) add_there(i, *share, range);
       else if (declarations_[i].type == ElementType::f32)
         add_gradients<float>(i, shares, elements<float>(i, range), to);
       else
         add_gradients<double>(i, shares, elements<double>(i, range), to);
     }
   }
-  void add(GradientShare const& share) {
-    GradientShare const* const one = &share;
+  void add(GradientCopy const& share) {
+    GradientCopy const* const one = &share;
     add({&one, 1});
   }
 
@@ -387,7 +387,7 @@ class LayerParameters : public LayerMemory {
   template <OptimizerPolicy O> void change(O const& optimizer, UpdateStep const& step) noexcept;
 
  private:
-  [[gnu::cold]] void add_there(std::size_t i, GradientShare const& share, ByteRange range) {
+  [[gnu::cold]] void add_there(std::size_t i, GradientCopy const& share, ByteRange range) {
     std::size_t const each = element_bytes(declarations_[i].type);
     auto const [first, last] =
         each == sizeof(float) ? elements<float>(i, range) : elements<double>(i, range);
@@ -405,8 +405,8 @@ class LayerParameters : public LayerMemory {
   }
 
   template <class T>
-  void add_gradients(std::size_t i, std::span<GradientShare const* const> shares,
-                     ByteRange elements, GradientShare const* to) noexcept {
+  void add_gradients(std::size_t i, std::span<GradientCopy const* const> shares, ByteRange elements,
+                     GradientCopy const* to) noexcept {
     if (elements.first >= elements.last) return;
     std::size_t const first = offsets_[i] + elements.first * sizeof(T);
     std::array<T const*, most_shares> more;

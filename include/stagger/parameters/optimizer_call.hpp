@@ -10,7 +10,7 @@
 
 namespace stagger::detail {
 
-class GradientShare;
+class GradientCopy;
 class LayerParameters;
 
 /// One optimizer step of one layer, or of a part of it.
@@ -19,8 +19,8 @@ struct UpdateStep {
   std::int64_t number = 1;  // counted from 1
   std::size_t from = 0;     // version of the values
   std::size_t to = 0;
-  ByteRange range = {};            // of the layer's parameters
-  GradientShare* share = nullptr;  // of the owner that updates its own values; null: the first
+  ByteRange range = {};           // of the layer's parameters
+  GradientCopy* share = nullptr;  // of the owner that updates its own values; null: the first
 };
 
 /// The optimizer, its type erased; its numbers may change between steps.

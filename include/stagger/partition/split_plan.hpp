@@ -72,7 +72,7 @@ enum class Held : std::uint8_t {
 };
 
 /// What members exchange between two layers.
-enum class Cut : std::uint8_t {
+enum class GroupExchange : std::uint8_t {
   none,
   modulo,   ///< forward all rows of the group; backward its rows' gradients, added
   fan,      ///< backward the gradient, added
@@ -85,17 +85,18 @@ enum class Cut : std::uint8_t {
 /// The exchange between a layer and the next one, or the loss.
 /// @param partial  as of PlannedLayer
 /// @pre            the exchange exists: columns are only taken from columns
-[[nodiscard]] constexpr Cut cut_between(Held given, Held taken, bool partial) noexcept {
-  if (taken == Held::rows || taken == Held::columns) return Cut::none;
+[[nodiscard]] constexpr GroupExchange exchange_between(Held given, Held taken,
+                                                       bool partial) noexcept {
+  if (taken == Held::rows || taken == Held::columns) return GroupExchange::none;
   switch (given) {
     case Held::rows:
-      return Cut::modulo;
+      return GroupExchange::modulo;
     case Held::whole:
-      return partial ? Cut::fan : Cut::none;
+      return partial ? GroupExchange::fan : GroupExchange::none;
     case Held::columns:
-      return partial ? Cut::shard : Cut::collect;
+      return partial ? GroupExchange::shard : GroupExchange::collect;
     default:
-      return partial ? Cut::sum : Cut::total;
+      return partial ? GroupExchange::sum : GroupExchange::total;
   }
 }
 
@@ -104,7 +105,7 @@ struct PlannedLayer {
   SplitBy by = SplitBy::nothing;
   Held takes = Held::rows;
   Held gives = Held::rows;
-  Cut cut = Cut::none;       ///< in front of it
+  GroupExchange exchange = GroupExchange::none;  ///< in front of it
   std::size_t arriving = 0;  ///< features of a row there, of all members; 0: unknown
   std::size_t features = 0;  ///< features of a row of the layer's output
   bool too_narrow = false;   ///< it would be split, but has fewer outputs than there are members
@@ -126,7 +127,7 @@ enum class Update {
 struct SplitPlan {
   int members = 1;
   std::vector<PlannedLayer> layers{};
-  Cut end = Cut::none;  ///< between the last layer and the loss
+  GroupExchange end = GroupExchange::none;  ///< between the last layer and the loss
   std::size_t first =
       0;  ///< the first layer that is split, or would be in a larger group; none: as
           ///< many as there are layers
@@ -137,8 +138,8 @@ struct SplitPlan {
   }
   /// The cut in front of a layer; for the number after the last layer, the one in front of the
   /// loss.
-  [[nodiscard]] constexpr Cut cut(std::size_t layer) const noexcept {
-    return layer < layers.size() ? layers[layer].cut : end;
+  [[nodiscard]] constexpr GroupExchange exchange(std::size_t layer) const noexcept {
+    return layer < layers.size() ? layers[layer].exchange : end;
   }
   /// The features of a row at that cut, of all members.
   [[nodiscard]] constexpr std::size_t width(std::size_t layer) const noexcept {
@@ -147,9 +148,10 @@ struct SplitPlan {
   /// Whether each member adds up its share of the features there, and all collect the sums: a
   /// reduce-scatter and an all-gather. Two members fetch each other's terms, which is as much.
   [[nodiscard]] constexpr bool adds_in_shares(std::size_t layer) const noexcept {
-    Cut const here = cut(layer);
+    GroupExchange const here = exchange(layer);
     return members > 2 && std::cmp_greater_equal(width(layer), members) &&
-           (here == Cut::fan || here == Cut::sum || here == Cut::total);
+           (here == GroupExchange::fan || here == GroupExchange::sum ||
+            here == GroupExchange::total);
   }
 };
 
@@ -207,7 +209,7 @@ struct SplitChain {
       planned.takes = planned.partial() ? Held::whole : Held::rows;
     else
       planned.takes = layer.element_wise && held == Held::columns ? held : Held::whole;
-    if (l != 0) planned.cut = cut_between(held, planned.takes, planned.partial());
+    if (l != 0) planned.exchange = exchange_between(held, planned.takes, planned.partial());
     planned.gives = planned.by == SplitBy::nothing   ? planned.takes
                     : planned.by == SplitBy::outputs ? Held::columns
                                                      : Held::terms;
@@ -218,7 +220,7 @@ struct SplitChain {
     bool const shared = members > 1 ? held != Held::rows : worth_splitting(layer, rules);
     if (plan.first == l && !shared) ++plan.first;
   }
-  plan.end = cut_between(held, held == Held::rows ? held : Held::whole, false);
+  plan.end = exchange_between(held, held == Held::rows ? held : Held::whole, false);
   return plan;
 }
 
@@ -240,18 +242,18 @@ struct Elements {
   // Terms to add, and the sums: to each of the others its share, and the own share to all of them.
   std::size_t const added =
       members * rows * (plan.adds_in_shares(layer) ? width - own + others * own : others * width);
-  switch (plan.cut(layer)) {
-    case Cut::modulo:
+  switch (plan.exchange(layer)) {
+    case GroupExchange::modulo:
       return {others * rows * width, others * rows * width};
-    case Cut::fan:
+    case GroupExchange::fan:
       return {0, added};
-    case Cut::shard:
+    case GroupExchange::shard:
       return {others * members * rows * own, members * rows * (width - own)};
-    case Cut::collect:
+    case GroupExchange::collect:
       return {others * members * rows * own, 0};
-    case Cut::sum:
+    case GroupExchange::sum:
       return {added, added};
-    case Cut::total:
+    case GroupExchange::total:
       return {added, 0};
     default:
       return {};
@@ -265,10 +267,10 @@ struct Elements {
   auto const members = static_cast<std::size_t>(plan.members);
   std::size_t const width = plan.width(layer);
   std::size_t const own = features_of(member, plan.members, width).size();
-  switch (plan.cut(layer)) {
-    case Cut::shard:
+  switch (plan.exchange(layer)) {
+    case GroupExchange::shard:
       return {sent.backward, sent.forward};
-    case Cut::collect:
+    case GroupExchange::collect:
       return {members * rows * (width - own), 0};
     default:
       return sent;

@@ -74,7 +74,7 @@ class SharedStage {
       sum.forward_s += t.forward_s;
       sum.backward_s += t.backward_s;
       bytes += parameter_bytes(l);
-      if (l > stage_.first && cut(l) == partition::Cut::none) continue;
+      if (l > stage_.first && exchange(l) == partition::GroupExchange::none) continue;
       auto const& line = (rows(l) ? all_ : alike_).all_reduce;
       if (bytes > 0)
         sent_s = std::max(sent_s, sum.backward_s) + line.startup_s + line.per_byte_s * bytes;
@@ -107,7 +107,7 @@ class SharedStage {
     double sum = 0;
     for (int l = stage_.last; l >= stage_.first; --l) {
       sum += of(l).forward_s;
-      if (cut(l) != partition::Cut::none) break;
+      if (exchange(l) != partition::GroupExchange::none) break;
     }
     return sum;
   }
@@ -120,7 +120,9 @@ class SharedStage {
     return stage_.last + 1 < w_.layers() && split_.adds_in_shares(number(stage_.last + 1));
   }
   [[nodiscard]] static std::size_t number(int l) { return static_cast<std::size_t>(l); }
-  [[nodiscard]] partition::Cut cut(int l) const { return split_.cut(number(l)); }
+  [[nodiscard]] partition::GroupExchange exchange(int l) const {
+    return split_.exchange(number(l));
+  }
   [[nodiscard]] bool rows(int l) const { return planned(l).takes == partition::Held::rows; }
   /// Samples of layer l that a device processes.
   [[nodiscard]] double samples(int l) const { return rows(l) ? slice_ : together_; }
@@ -160,7 +162,7 @@ class SharedStage {
   /// layer, one after the other.
   /// @param steps  of the two in which shares of terms are added up and collected
   void exchange(StageTime& sum, int l, int steps = 2) const {
-    using partition::Cut;
+    using partition::GroupExchange;
     double const others = split_.members - 1;
     // Of the member that receives most; columns in all, from all others.
     auto const each_s = [&](double rows, double columns) {
@@ -169,17 +171,18 @@ class SharedStage {
     };
     std::size_t const width = split_.width(number(l));
     double const of_others = 1 - smallest(width);
-    Cut const here = cut(l);
-    if (here == Cut::modulo) sum.forward_s += each_s(slice_, others);
-    if (here == Cut::modulo) sum.backward_s += each_s(slice_, others);
-    if (here == Cut::shard || here == Cut::collect) sum.forward_s += each_s(together_, of_others);
-    if (here == Cut::shard) sum.backward_s += each_s(together_, others * largest(width));
+    GroupExchange const here = exchange(l);
+    if (here == GroupExchange::modulo) sum.forward_s += each_s(slice_, others);
+    if (here == GroupExchange::modulo) sum.backward_s += each_s(slice_, others);
+    if (here == GroupExchange::shard || here == GroupExchange::collect)
+      sum.forward_s += each_s(together_, of_others);
+    if (here == GroupExchange::shard) sum.backward_s += each_s(together_, others * largest(width));
     double added_s = each_s(together_, others);
     if (split_.adds_in_shares(number(l)))
       added_s = each_s(together_, others * largest(width)) +
                 (steps == 2 ? each_s(together_, of_others) : 0);
-    if (here == Cut::sum || here == Cut::total) sum.forward_s += added_s;
-    if (here == Cut::sum || here == Cut::fan) sum.backward_s += added_s;
+    if (here == GroupExchange::sum || here == GroupExchange::total) sum.forward_s += added_s;
+    if (here == GroupExchange::sum || here == GroupExchange::fan) sum.backward_s += added_s;
   }
 
   Workload const& w_;

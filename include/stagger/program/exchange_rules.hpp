@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a staleness model of several workers allows: how far they may be apart, and whether it
-///         can be taken by step.
+/// @file   The freedom that a staleness model gives several workers: how far they may be apart, and
+///         whether it can be taken by step.
 
 #include <algorithm>
 #include <cstdint>

@@ -298,9 +298,9 @@ struct Cell {
 /// of one of its cells, `from` if that has Cell::columns, otherwise `to`.
 enum class TakenPart : std::uint8_t {
   all,
-  put,   ///< the value has only these columns; they go to their place in the whole value
-  cut,   ///< the taker gets only these columns of the whole value
-  kept,  ///< both values are whole; only this member's share of the columns is copied
+  put,      ///< the value has only these columns; they go to their place in the whole value
+  columns,  ///< the taker gets only these columns of the whole value
+  kept,     ///< both values are whole; only this member's share of the columns is copied
 };
 
 /// What is taken over one direction of a row edge.

@@ -133,12 +133,12 @@ class SectionLinks {
     int const depth = flow_.cells[c].depth;
     Section const& given = section(depth);
     Section const& taken = section(depth + 1);
-    using partition::Cut;
+    using partition::GroupExchange;
     using partition::Held;
-    bool const plain =
-        !given.adds() && !taken.adds() &&
-        partition::cut_between(given.gives, taken.takes, taken.partial) == Cut::none &&
-        members(depth) == members(depth + 1);
+    bool const plain = !given.adds() && !taken.adds() &&
+                       partition::exchange_between(given.gives, taken.takes, taken.partial) ==
+                           GroupExchange::none &&
+                       members(depth) == members(depth + 1);
     int neighbour = -1;  // position
     for (std::size_t const d : next) {
       Cell const& from = flow_.cells[c];
@@ -168,7 +168,7 @@ class SectionLinks {
                         .part = collects ? TakenPart::put : TakenPart::all,
                         .adds = given.gives == Held::terms && from.member != 0};
         edge.backward = {.used = same || taken.partial,
-                         .part = collects ? TakenPart::cut : TakenPart::all,
+                         .part = collects ? TakenPart::columns : TakenPart::all,
                          .adds = taken.partial && to.member != 0};
       }
       if (edge.forward.used || edge.backward.used) add_row_edge(flow_, edge);

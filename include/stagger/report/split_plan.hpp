@@ -19,9 +19,9 @@
 
 namespace stagger::report {
 
-[[nodiscard]] constexpr char const* name(partition::Cut cut) noexcept {
+[[nodiscard]] constexpr char const* name(partition::GroupExchange exchange) noexcept {
   constexpr char const* names[] = {"", "modulo", "fan", "shard", "collect", "sum", "total"};
-  return names[static_cast<std::size_t>(cut)];
+  return names[static_cast<std::size_t>(exchange)];
 }
 [[nodiscard]] constexpr char const* name(SplitBy by) noexcept {
   constexpr char const* names[] = {"-", "outputs", "inputs", "hidden"};
@@ -73,7 +73,7 @@ namespace detail {
     LayerFeatures const& layer = layers[l];
     PlannedLayer const& planned = plan.layers[l];
     bool const known = layer.inputs != 0;
-    lines.add({std::to_string(chain.number(l)), name(planned.cut), count(sent.forward),
+    lines.add({std::to_string(chain.number(l)), name(planned.exchange), count(sent.forward),
                count(received.forward), count(sent.backward), count(received.backward),
                known ? text(layer.inputs, " -> ", layer.outputs) : count(planned.features),
                name(planned.by), known ? format_fixed(operations_per_element(layer), 1) : "-",
@@ -128,7 +128,7 @@ class SplitPlanWriter {
       body += label(middle(m), y + 12, "c", text("member ", m, " of ", plan_.members));
     y += 22;
     for (std::size_t l = 0; l <= plan_.layers.size(); ++l) {
-      if (plan_.cut(l) != partition::Cut::none) {
+      if (plan_.exchange(l) != partition::GroupExchange::none) {
         body += exchange(l, y);
         y += exchange_height + gap;
       }
@@ -212,7 +212,7 @@ class SplitPlanWriter {
   }
 
   [[nodiscard]] std::string exchange(std::size_t l, int y) const {
-    std::string out = label(16, y + 19, "small", name(plan_.cut(l))) + "<g class=\"box\">";
+    std::string out = label(16, y + 19, "small", name(plan_.exchange(l))) + "<g class=\"box\">";
     for (int m = 0; m < lanes_; ++m) {
       auto const sent = partition::elements_sent(plan_, l, m, rows_);
       auto const received = partition::elements_received(plan_, l, m, rows_);

@@ -10,8 +10,7 @@
 
 namespace stagger::schedule {
 
-/// The kinds of actions. `backward` is `backward_input` and `backward_weight` in one action. Only the
-/// predicates below rely on the order: compute, messages, all others.
+/// The kinds of actions. `backward` is `backward_input` and `backward_weight` in one action.
 enum class Kind : std::uint8_t {
   forward,          ///< F
   backward,         ///< B, full backward
@@ -31,12 +30,14 @@ enum class Kind : std::uint8_t {
 
 /// True for the kinds that compute (F, B, I, W); false for messages and reductions.
 [[nodiscard]] constexpr bool is_compute(Kind kind) noexcept {
-  return kind <= Kind::backward_weight;
+  return kind == Kind::forward || kind == Kind::backward || kind == Kind::backward_input ||
+         kind == Kind::backward_weight;
 }
 
 /// True for the kinds that send or receive.
 [[nodiscard]] constexpr bool is_message(Kind kind) noexcept {
-  return kind >= Kind::send_forward && kind <= Kind::recv_backward;
+  return kind == Kind::send_forward || kind == Kind::recv_forward || kind == Kind::send_backward ||
+         kind == Kind::recv_backward;
 }
 
 /// True for the kinds that overlap with other work of the rank: messages, and exchanges with a

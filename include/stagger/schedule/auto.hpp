@@ -149,7 +149,7 @@ class Search {
     one.slices = slices;
     times_ = stage_times(one, wanted_.costs);
     Table const gpipe = split_backwards(GPipe{}.table(units));
-    best_.lower_bound_s = lower_bound(cut(gpipe), wanted_.costs, limits);
+    best_.lower_bound_s = lower_bound(slice(gpipe), wanted_.costs, limits);
     auto const take = [&](WarmUps::Counts const& counts) {
       if (counts.empty()) return;
       best_.table = split_backwards(early_backward(units, counts, 0, shape_.ranks));
@@ -176,7 +176,7 @@ class Search {
     if (!done()) take(warm_ups.shortest(best_.makespan_s));
     if (!done() && units.ranks <= 3 && units.microbatches <= 4)
       take_better(exact(units, times_, owner, limits, best_.makespan_s, slices));
-    best_.table = cut(std::move(best_.table));
+    best_.table = slice(std::move(best_.table));
   }
 
   /// Several chunks, or two directions: the schedules of the mapping, each as it is and with its
@@ -289,7 +289,7 @@ class Search {
   }
 
   /// Units as slices of microbatches.
-  [[nodiscard]] Table cut(Table table) const {
+  [[nodiscard]] Table slice(Table table) const {
     int const slices = wanted_.slices;
     if (slices == 1) return table;
     table.microbatches = shape_.microbatches;

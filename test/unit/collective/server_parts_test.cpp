@@ -34,7 +34,7 @@ using sg::detail::any_failures;
 
 /// What is on its way between a worker and a part.
 struct Tells {
-  enum What : std::uint8_t { begin, fail, answer, lost } what{};
+  enum Kind : std::uint8_t { begin, fail, answer, lost } what{};
   std::uint32_t stream = 0;
   std::uint32_t failures = any_failures;
 };

@@ -227,7 +227,7 @@ template <class L, class Place = InHostObjects> class OnDevice {
       if (!pass(numbers->steps)) return;
       sg::Context own;
       own.begin_step(numbers->steps, numbers->seed, training, minibatch);
-      own.share_rows(first_rows.data());
+      own.set_first_rows(first_rows.data());
       own.begin_action(views.data(), layer, microbatch);
       body(own);
     };

@@ -74,7 +74,7 @@ TEST_CASE(
     sg::run(train.step(batch(microbatches, 0)));
     for (Call const& target : calls(microbatches)) {
       for (int const occurrence : {1, 2}) {  // with recomputation, forward is called twice
-        bool const twice = options.recompute && target.what == What::forward;
+        bool const twice = options.recompute && target.what == Function::forward;
         if (occurrence == 2 && !twice) continue;
         CAPTURE(name(target), occurrence);
         std::atomic<int> seen{0};
@@ -119,7 +119,7 @@ TEST_CASE("engine/faults: what is not a std::exception comes out as it went in",
   auto const hook = make_hook();
   auto train = pipeline(sg::host::Threads{2}, hook);
   *hook = [](Call const& call) {
-    if (call == Call{What::input, 1, 2}) throw 42;
+    if (call == Call{Function::input, 1, 2}) throw 42;
   };
   auto const data = batch(microbatches);
   CHECK_THROWS_AS(sg::run(train.step(data)), int);
@@ -131,7 +131,7 @@ TEST_CASE("engine/faults: an evaluation that fails leaves the next step right", 
   auto train = pipeline(sg::host::Threads{2}, hook);
   auto const data = batch(microbatches);
   for (Call const target :
-       {Call{What::forward, 0, 0}, Call{What::forward, 2, 1}, Call{What::loss, 3, 2}}) {
+       {Call{Function::forward, 0, 0}, Call{Function::forward, 2, 1}, Call{Function::loss, 3, 2}}) {
     *hook = [&](Call const& call) {
       if (call == target) throw Trapped(name(call));
     };
@@ -168,9 +168,9 @@ TEST_CASE("engine/faults: a stop within any action cancels the step and changes 
       REQUIRE_THROWS_WITH(std::rethrow_exception(failure),
                           "the step was cancelled; parameters are those after step 1");
       REQUIRE(bits(train) == course[1]);
-      REQUIRE(
-          late <=
-          (target.what == What::loss ? 2 : 1));  // the rest of this action; no other of this rank
+      REQUIRE(late <= (target.what == Function::loss
+                           ? 2
+                           : 1));  // the rest of this action; no other of this rank
     }
     *hook = [](Call const&) {};
     sg::run(train.step(second));
@@ -289,7 +289,7 @@ TEST_CASE(
     Gate gate;
     std::atomic<bool> holds{true};
     *hook = [&](Call const& call) {
-      if (holds && call == Call{What::forward, 2, 1}) gate.pass();
+      if (holds && call == Call{Function::forward, 2, 1}) gate.pass();
     };
     std::exception_ptr failure;
     std::thread runner([&] { failure = outcome([&] { return train.step(data); }); });
@@ -356,7 +356,7 @@ TEST_CASE("engine/faults: an action that takes less than the deadline does not e
   for (int deadline_ms = 100; stalled && deadline_ms < 5000; deadline_ms *= 3) {
     auto const hook = make_hook();
     *hook = [&](Call const& call) {
-      if (call == Call{What::forward, 2, 1})
+      if (call == Call{Function::forward, 2, 1})
         std::this_thread::sleep_for(std::chrono::milliseconds(deadline_ms * 7 / 10));
     };
     sg::Options options;
@@ -487,7 +487,7 @@ TEST_CASE("engine/faults: a second step at the same time is refused, the first g
   Gate gate;
   std::atomic<bool> holds{true};
   *hook = [&](Call const& call) {
-    if (holds && call == Call{What::input, 3, 0}) gate.pass();
+    if (holds && call == Call{Function::input, 3, 0}) gate.pass();
   };
   std::exception_ptr failure;
   std::thread runner([&] { failure = outcome([&] { return train.step(data); }); });
@@ -513,7 +513,7 @@ TEST_CASE("engine/faults: a stage that runs its own pipeline is told so", "[engi
   auto train = pipeline(sg::host::Threads{1}, hook);
   auto const data = batch(microbatches);
   *hook = [&](Call const& call) {
-    if (call == Call{What::forward, 1, 1}) sg::run(train.step(data));
+    if (call == Call{Function::forward, 1, 1}) sg::run(train.step(data));
   };
   CHECK_THROWS_WITH(sg::run(train.step(data)), Catch::Contains("still running"));
   *hook = [](Call const&) {};

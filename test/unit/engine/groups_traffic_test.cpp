@@ -74,7 +74,7 @@ TEST_CASE(
       Case const of{.members = members, .pairs = pairs, .cuts = {1}};
       auto train = pipeline<float>(sg::host::Threads{1}, of);
       auto const [plan, layers, numbers_of_layers] = sg::describe(train);
-      REQUIRE(plan.cut(1) == sg::partition::Cut::modulo);
+      REQUIRE(plan.exchange(1) == sg::partition::GroupExchange::modulo);
       sg::run(train.step(even_batch(of.microbatches, members)));
       auto const traffic = train.traffic();
       auto const passes = static_cast<std::uint64_t>(of.microbatches);

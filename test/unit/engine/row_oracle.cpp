@@ -94,7 +94,7 @@ template <class Optimizer, class... L> class RowOracle : public Oracle<Optimizer
   template <std::size_t I> void begin_rows(std::size_t m, std::size_t first) {
     first_rows_.assign(m + 1, first);
     this->template begin<I>(m);
-    this->context_.share_rows(first_rows_.data());
+    this->context_.set_first_rows(first_rows_.data());
   }
 
   template <std::size_t I> void forward() {

@@ -122,7 +122,7 @@ TEST_CASE("engine/Trainer: may go right after a failed step, or before it ever r
     auto const hook = make_hook();
     auto train = std::make_optional(pipeline(sg::host::Threads{threads}, hook));
     *hook = [](Call const& call) {
-      if (call == Call{What::forward, 2, 0}) throw Trapped("");
+      if (call == Call{Function::forward, 2, 0}) throw Trapped("");
     };
     auto const data = batch(microbatches);
     CHECK_THROWS_AS(sg::run(train->step(data)), Trapped);
@@ -165,7 +165,7 @@ TEST_CASE("engine/Task: exceptions of steps and of its own travel to who awaits"
   auto train = pipeline(sg::host::Threads{2}, hook);
   auto const data = batch(microbatches);
   *hook = [](Call const& call) {
-    if (call == Call{What::weight, 1, 1}) throw Trapped("in a step");
+    if (call == Call{Function::weight, 1, 1}) throw Trapped("in a step");
   };
   CHECK_THROWS_WITH(sg::run(fit(train, 1)), "in a step");
 
@@ -333,7 +333,7 @@ TEST_CASE("engine/Step: awaited without a runner, a failed step throws where it 
   auto train = pipeline(sg::host::Threads{2}, hook);
   auto const data = batch(microbatches);
   *hook = [](Call const& call) {
-    if (call == Call{What::loss, 3, 0}) throw Trapped("");
+    if (call == Call{Function::loss, 3, 0}) throw Trapped("");
   };
   std::promise<int> done;
   auto const body = [&]() -> Loose {

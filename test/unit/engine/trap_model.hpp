@@ -18,11 +18,11 @@ namespace sg = stagger;
 using small_model::bits;
 using small_model::Made;
 
-enum class What { forward, input, weight, loss };
+enum class Function { forward, input, weight, loss };
 
 /// One call of a layer's function, or of the loss.
 struct Call {
-  What what = What::forward;
+  Function what = Function::forward;
   int layer = 0;
   int microbatch = 0;
   friend bool operator==(Call const&, Call const&) = default;
@@ -50,19 +50,19 @@ struct Layer {
   auto parameters() { return std::tie(weight); }
   void forward(sg::Context& context, float const& x, float& y, sg::NothingSaved&) {
     y = context[weight][0] * x + context[weight][1];
-    call(What::forward, context);
+    call(Function::forward, context);
   }
   void backward_input(sg::Context& context, float const&, float const& dy, float& dx,
                       sg::NothingSaved&) {
     dx = dy * context[weight][0];
-    call(What::input, context);
+    call(Function::input, context);
   }
   void backward_weight(sg::Context& context, float const& x, float const& dy, sg::NothingSaved&) {
     context.gradient(weight)[0] += dy * x;  // half of it is done when the trap closes
-    call(What::weight, context);
+    call(Function::weight, context);
     context.gradient(weight)[1] += dy;
   }
-  void call(What what, sg::Context const& context) {
+  void call(Function what, sg::Context const& context) {
     (*hook)({what, context.layer(), context.microbatch()});
   }
 };
@@ -73,7 +73,7 @@ struct Loss {
   Hook hook;
   double terms(float const&) const { return 1; }
   double value(sg::Context& context, float const& y, float const& t) const {
-    (*hook)({What::loss, context.layer(), context.microbatch()});
+    (*hook)({Function::loss, context.layer(), context.microbatch()});
     return static_cast<double>((y - t) * (y - t));
   }
   double value_and_gradient(sg::Context& context, float const& y, float const& t, double scale,
@@ -126,9 +126,9 @@ inline std::vector<Call> calls(int microbatches) {
   std::vector<Call> all;
   for (int m = 0; m < microbatches; ++m) {
     for (int l = 0; l < layers; ++l)
-      for (What const what : {What::forward, What::input, What::weight})
+      for (Function const what : {Function::forward, Function::input, Function::weight})
         all.push_back({what, l, m});
-    all.push_back({What::loss, layers - 1, m});
+    all.push_back({Function::loss, layers - 1, m});
   }
   return all;
 }

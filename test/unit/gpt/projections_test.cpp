@@ -111,14 +111,14 @@ TEST_CASE("gpt/Projections: shared by groups, every gradient is that of one devi
 
 TEST_CASE("gpt/Projections: what members have and exchange is known before the first step",
           "[gpt]") {
-  using sg::partition::Cut;
+  using sg::partition::GroupExchange;
   auto train = in_groups<float>({.members = 3});
   auto const chain = sg::describe(train);
   // Embedding, a norm and projections for each half block, head.
   CHECK(chain.numbers == std::vector{0, 1, 1, 2, 2, 3, 3, 4, 4, 5});
-  CHECK(chain.plan.cut(2) == Cut::modulo);
+  CHECK(chain.plan.exchange(2) == GroupExchange::modulo);
   for (std::size_t l = 3; l < 10; ++l)
-    CHECK(chain.plan.cut(l) == (l % 2 == 0 ? Cut::fan : Cut::total));
+    CHECK(chain.plan.exchange(l) == (l % 2 == 0 ? GroupExchange::fan : GroupExchange::total));
   std::size_t whole = 0;
   for (auto const& parameter : train.parameter_shapes()) whole += parameter.bytes / sizeof(float);
   std::size_t told = 0;

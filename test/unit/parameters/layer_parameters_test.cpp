@@ -76,7 +76,7 @@ TEST_CASE("engine/LayerParameters: adds up gradients, squares them, updates and 
           "[engine]") {
   LayerParameters parameters;
   made(parameters);
-  detail::GradientShare share;
+  detail::GradientCopy share;
   share.of(parameters, parameters.views(), parameters.stored());
   CHECK(share.views()[0].value == parameters.views()[0].value);
   for (int i = 0; i < 3; ++i) {
@@ -100,7 +100,7 @@ TEST_CASE("engine/LayerParameters: adds up gradients, squares them, updates and 
 TEST_CASE("engine/LayerParameters: a part is added, squared and updated by itself", "[engine]") {
   LayerParameters parameters;
   made(parameters);
-  detail::GradientShare share;
+  detail::GradientCopy share;
   share.of(parameters, parameters.views(), parameters.stored());
   gradient<float>(share.views(), 0)[0] = 1;
   gradient<double>(share.views(), 1)[0] = 1;
@@ -108,7 +108,7 @@ TEST_CASE("engine/LayerParameters: a part is added, squared and updated by itsel
   CHECK(second.first == alignment_bytes);
   CHECK(parameters.overlaps(1, second));
   CHECK_FALSE(parameters.overlaps(0, second));
-  detail::GradientShare const* const one = &share;
+  detail::GradientCopy const* const one = &share;
   parameters.add({&one, 1}, second);
   CHECK(gradient<float>(parameters.views(), 0)[0] == 0);
   CHECK(gradient<double>(parameters.views(), 1)[0] == 1);

@@ -35,10 +35,10 @@ std::vector<LayerFeatures> vgg() {
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
-std::vector<Cut> cuts(SplitPlan const& plan) {
-  std::vector<Cut> cuts;
+std::vector<GroupExchange> cuts(SplitPlan const& plan) {
+  std::vector<GroupExchange> cuts;
   for (std::size_t l = 0; l <= plan.layers.size(); ++l)
-    if (plan.cut(l) != Cut::none) cuts.push_back(plan.cut(l));
+    if (plan.exchange(l) != GroupExchange::none) cuts.push_back(plan.exchange(l));
   return cuts;
 }
 
@@ -72,10 +72,11 @@ TEST_CASE("partition/SplitPlan: the network of the paper has its sizes, cuts and
     CHECK(plan.splits() == (k != 0));
   }
   auto const plan = plan_split(layers, {.group = 4});
-  CHECK(cuts(plan) == std::vector{Cut::modulo, Cut::shard, Cut::collect});
-  CHECK(plan.cut(10) == Cut::modulo);
-  CHECK(plan.cut(13) == Cut::shard);
-  CHECK(plan.cut(16) == Cut::collect);
+  CHECK(cuts(plan) ==
+        std::vector{GroupExchange::modulo, GroupExchange::shard, GroupExchange::collect});
+  CHECK(plan.exchange(10) == GroupExchange::modulo);
+  CHECK(plan.exchange(13) == GroupExchange::shard);
+  CHECK(plan.exchange(16) == GroupExchange::collect);
   CHECK(elements_sent(plan, 10, 0, 16).forward == 3 * 16 * 4096);
   CHECK(elements_sent(plan, 13, 1, 16).backward == 3 * 16 * 1024);
   CHECK(elements_sent(plan, 16, 2, 16).backward == 0);
@@ -89,9 +90,10 @@ TEST_CASE("partition/SplitPlan: the network of the paper has its sizes, cuts and
   }
   // A threshold of nothing splits the last layer too, of infinity none.
   CHECK(cuts(plan_split(layers, {.group = 4, .threshold = 0})) ==
-        std::vector{Cut::modulo, Cut::shard, Cut::shard, Cut::collect});
+        std::vector{GroupExchange::modulo, GroupExchange::shard, GroupExchange::shard,
+                    GroupExchange::collect});
   CHECK(cuts(plan_split(layers, {.group = 16, .threshold = 0})) ==
-        std::vector{Cut::modulo, Cut::shard, Cut::collect});
+        std::vector{GroupExchange::modulo, GroupExchange::shard, GroupExchange::collect});
   CHECK_FALSE(plan_split(layers, {.group = 4, .threshold = never}).splits());
 }
 
@@ -123,7 +125,7 @@ TEST_CASE("partition/SplitPlan: a pair of layers needs one sum forward and one b
   two.insert(two.begin(), LayerFeatures{.parameters = 5});
   two.insert(two.end(), block.begin(), block.end());
   auto const plan = plan_split(two, {.group = 2, .threshold = 0, .pairs = true});
-  CHECK(cuts(plan) == std::vector{Cut::modulo, Cut::sum, Cut::total});
+  CHECK(cuts(plan) == std::vector{GroupExchange::modulo, GroupExchange::sum, GroupExchange::total});
   CHECK(plan.layers[3].by == SplitBy::inputs);
   CHECK(plan.layers[2].takes == Held::columns);
   CHECK(parameters_of(plan, two, 0) == 5 + 2 * (4 * 36 + 128 + 8));
@@ -131,7 +133,8 @@ TEST_CASE("partition/SplitPlan: a pair of layers needs one sum forward and one b
   // Layers that cannot be split by inputs are split by outputs.
   two[3].by_inputs = two[6].by_inputs = false;
   CHECK(cuts(plan_split(two, {.group = 2, .threshold = 0, .pairs = true})) ==
-        std::vector{Cut::modulo, Cut::shard, Cut::shard, Cut::shard, Cut::collect});
+        std::vector{GroupExchange::modulo, GroupExchange::shard, GroupExchange::shard,
+                    GroupExchange::shard, GroupExchange::collect});
 }
 
 TEST_CASE(
@@ -151,9 +154,10 @@ TEST_CASE(
   chain.push_back({.parameters = 7});
   CHECK(operations_per_element(half[1]) == 64);
   auto const plan = plan_split(chain, {.group = 2, .threshold = 63});
-  CHECK(cuts(plan) == std::vector{Cut::modulo, Cut::total, Cut::fan, Cut::total});
-  CHECK(plan.cut(2) == Cut::modulo);
-  CHECK(plan.cut(5) == Cut::total);
+  CHECK(cuts(plan) == std::vector{GroupExchange::modulo, GroupExchange::total, GroupExchange::fan,
+                                  GroupExchange::total});
+  CHECK(plan.exchange(2) == GroupExchange::modulo);
+  CHECK(plan.exchange(5) == GroupExchange::total);
   CHECK(plan.layers[2].by == SplitBy::hidden);
   CHECK(plan.layers[4].gives == Held::terms);
   CHECK(parameters_of(plan, chain, 0) == 5 + 7 + 2 * (16 + 16 * 17 + 8));
@@ -167,7 +171,7 @@ TEST_CASE(
   chain = {{.parameters = 5}, half[1], half[1]};
   chain[1].inputs = chain[2].inputs = 8;
   CHECK(cuts(plan_split(chain, {.group = 4, .threshold = 0})) ==
-        std::vector{Cut::modulo, Cut::sum, Cut::total});
+        std::vector{GroupExchange::modulo, GroupExchange::sum, GroupExchange::total});
   CHECK_FALSE(plan_split(chain, {.group = 2, .threshold = 96}).splits());
   CHECK_FALSE(plan_split(chain, {.group = 33, .threshold = 0}).splits());
 }

@@ -341,7 +341,7 @@ TEST_CASE("schedule/Auto: no random order within the same memory is shorter on t
         bool const two_ways = mapping == Mapping::bidirectional;
         if (two_ways && (P % 2 != 0 || M % 2 != 0)) continue;
         Costs const costs = some_costs(below(random, 6), shape.stages());
-        auto const home = [&](int s, int m) {
+        auto const owner = [&](int s, int m) {
           bool const up = two_ways ? m >= M / 2 : mapping == Mapping::zigzag && s / P % 2 == 1;
           return V == 1 && !two_ways ? s : up ? P - 1 - s % P : s % P;
         };
@@ -380,7 +380,7 @@ TEST_CASE("schedule/Auto: no random order within the same memory is shorter on t
             int const kind = a.kind == Kind::forward ? 0 : a.kind == Kind::backward_input ? 1 : 2;
             int const half = two_ways && a.microbatch >= M / 2 ? 1 : 0;
             ++done[static_cast<std::size_t>(a.stage)][static_cast<std::size_t>(kind + 3 * half)];
-            rows[static_cast<std::size_t>(home(a.stage, a.microbatch))].push_back(a);
+            rows[static_cast<std::size_t>(owner(a.stage, a.microbatch))].push_back(a);
           }
           for (auto const& row : rows) {
             t.begin_row();

@@ -99,12 +99,12 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
       }
     }
   }
-  // Placement: one home for each stage, or the bidirectional form for all.
+  // Placement: one owner for each stage, or the bidirectional form for all.
   bool single = true, two = S == P && M % 2 == 0;
-  std::map<int, int> home;
+  std::map<int, int> owner;
   for (auto const& [n, r] : rank_of) {
     int const s = std::get<1>(n), m = std::get<2>(n);
-    single = single && home.emplace(s, r).first->second == r;
+    single = single && owner.emplace(s, r).first->second == r;
     two = two && r == (m < M / 2 ? s : P - 1 - s);
   }
   if (!single && !two) return no("placement");

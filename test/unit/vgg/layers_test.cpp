@@ -171,7 +171,7 @@ TEST_CASE("vgg/Dense: dropout does not depend on microbatches and replicas", "[v
           std::size_t const from = cut.rows(m) * replica / replicas;
           std::size_t const until = cut.rows(m) * (replica + 1) / replicas;
           std::vector<std::size_t> const first_rows(3 * microbatches, from);
-          harness.context().share_rows(first_rows.data());
+          harness.context().set_first_rows(first_rows.data());
           harness.microbatch = static_cast<int>(m);
           auto const y = harness.forward(rows_of(x, cut.first(m) + from, until - from));
           auto const wanted = rows_of(all, cut.first(m) + from, until - from);
@@ -183,7 +183,7 @@ TEST_CASE("vgg/Dense: dropout does not depend on microbatches and replicas", "[v
           harness.microbatch = static_cast<int>(2 * microbatches + m);
           REQUIRE(same_bits(harness.forward(rows_of(x, cut.first(m) + from, until - from)), y));
           harness.context().begin_step(11, 1, true);
-          harness.context().share_rows(nullptr);
+          harness.context().set_first_rows(nullptr);
         }
     }
 }

@@ -113,7 +113,7 @@ struct DistributedState {
     int const stage = program().cells[first].stage;
     for (std::size_t c = first; c < program().cells.size() && program().cells[c].stage == stage;
          ++c)
-      each_layer(c, [&](std::size_t l, GradientShare* share) {
+      each_layer(c, [&](std::size_t l, GradientCopy* share) {
         auto& end_of_step = machine.run.end_of_step[rank_of(c)];
         drop(end_of_step.layers, [&](auto const& one) { return one.layer == l; });
         drop(end_of_step.squares, [&](auto const& one) { return one.layer == l; });
@@ -126,7 +126,7 @@ struct DistributedState {
   }
   /// The update of an owner who is not the first.
   void update(std::size_t cell) const noexcept {
-    each_layer(cell, [&](std::size_t l, GradientShare* share) {
+    each_layer(cell, [&](std::size_t l, GradientCopy* share) {
       if (share == nullptr) return;
       UpdateStep step;
       step.number = machine.model.steps + 1;
@@ -140,7 +140,7 @@ struct DistributedState {
   /// @param owner   the memory of the owner that has the stage's values; a cell may have its own
   [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory,
                             ParameterMemory const* owner) const {
-    each_layer(cell, [&](std::size_t l, GradientShare* share) {
+    each_layer(cell, [&](std::size_t l, GradientCopy* share) {
       parameters(l).move_to(owner);
       if (share != nullptr) share->move_to(parameters(l), parameters(l).stored(), memory);
     });
@@ -171,7 +171,7 @@ struct DistributedState {
     if (!program().training) return;
     for (std::size_t c = 0; c < program().cells.size(); ++c) {
       if (rank_of(c) != rank) continue;
-      each_layer(c, [&](std::size_t l, GradientShare* share) {
+      each_layer(c, [&](std::size_t l, GradientCopy* share) {
         if (share != nullptr) return share->zero();
         machine.model.parameters[l].zero_gradients();
         if (!program().flushes) machine.model.parameters[l].restore();

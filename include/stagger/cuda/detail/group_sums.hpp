@@ -47,7 +47,7 @@ class GroupReduction {
       int layer = 0;  // of the stage
       state_.each_layer(
           cell_of(layers.stage, group.members[m]->gpu),
-          [&](std::size_t l, stagger::detail::GradientShare* share) {
+          [&](std::size_t l, stagger::detail::GradientCopy* share) {
             int const here = layer++;
             auto const& parameters = state_.parameters(l);
             if (here < layers.lowest || here > layers.highest || parameters.count() == 0) return;

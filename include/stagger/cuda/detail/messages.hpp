@@ -247,7 +247,7 @@ class Messages {
     for (auto const& owner : routes_.owners()) {
       if (owner.receiver != rank || !(streams_.own(rank) || streams_.own(owner.sender))) continue;
       transfer_.clear();
-      distributed_.each_layer(owner.cell, [&](std::size_t l, GradientShare* share) {
+      distributed_.each_layer(owner.cell, [&](std::size_t l, GradientCopy* share) {
         auto const values = distributed_.parameters(l).values();
         if (values.empty()) return;
         auto const apart = share->values();  // none where the first owner is of another process
@@ -260,7 +260,7 @@ class Messages {
   }
 
  private:
-  using GradientShare = stagger::detail::GradientShare;
+  using GradientCopy = stagger::detail::GradientCopy;
 
   [[nodiscard]] Processes* processes() const noexcept { return streams_.gpus().processes(); }
   [[nodiscard]] Channel const& channel(std::size_t number) const noexcept {
@@ -370,7 +370,7 @@ class Messages {
       OwnerRoute const& owner = routes_.owners()[n];
       if (owner.sender != rank || !(streams_.own(rank) || streams_.own(owner.receiver))) continue;
       transfer_.clear();
-      distributed_.each_layer(owner.cell, [&](std::size_t, GradientShare* share) {
+      distributed_.each_layer(owner.cell, [&](std::size_t, GradientCopy* share) {
         if (share->gradients().empty()) return;
         transfer_.add(share->gradients(), share->received());
       });

@@ -26,8 +26,8 @@ struct LayerStorage {
 };
 /// The memory of one owner of a stage.
 struct CellStorage {
-  List<Layer> layer_copies;          // of every owner but the first
-  FixedArray<GradientShare> shares;  // likewise
+  List<Layer> layer_copies;         // of every owner but the first
+  FixedArray<GradientCopy> shares;  // likewise
   FixedArray<LayerStorage> layers;
   Slots x;  // of the first stage: one object for its input's gradient, which is not read
   Slots repeated_output;
@@ -36,7 +36,7 @@ struct CellStorage {
 };
 struct Addition {
   LayerParameters* to;
-  GradientShare* from;
+  GradientCopy* from;
 };
 /// Parameters of a layer, or a part of them.
 struct LayerPart {
@@ -53,7 +53,7 @@ struct EndOfStep {
   List<Addition> add;      // in the order of owners
   List<Square> squares;    // the gradients whose squares it adds up
   List<LayerPart> layers;  // the layers that it updates
-  List<GradientShare*> clear;
+  List<GradientCopy*> clear;
   bool updated = false;  // it has updated them, and their former values are saved
 };
 
@@ -135,10 +135,10 @@ struct Execution {
   /// The share that has an owner's gradients of layer `i` of a stage; null: they lie where the sums
   /// will be.
   template <std::integral I>
-  [[nodiscard]] GradientShare const* share_of(I stage, std::size_t owner, std::size_t i) const {
+  [[nodiscard]] GradientCopy const* share_of(I stage, std::size_t owner, std::size_t i) const {
     auto const* own = storage[stage].next.get();
     for (std::size_t o = 1; own != nullptr; own = own->next.get(), ++o) {
-      GradientShare const& share = own->shares[i];
+      GradientCopy const& share = own->shares[i];
       if (owner == (share.kept().of == KeptGradients::Of::first ? 0 : o)) return &share;
     }
     return nullptr;
@@ -216,7 +216,7 @@ struct Execution {
       if (own->next == nullptr) {
         auto made = std::make_unique<CellStorage>();
         made->layers = FixedArray<LayerStorage>(layers);
-        made->shares = FixedArray<GradientShare>(layers);
+        made->shares = FixedArray<GradientCopy>(layers);
         for (std::size_t i = 0; i < layers; ++i) {
           made->layer_copies.push_back(model.layers[model.first_layer[stage] + i]);
           auto const& parameters = model.parameters[model.first_layer[stage] + i];

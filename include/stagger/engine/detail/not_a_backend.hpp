@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the engine requires of a back end, and the compiler error for a device that cannot
+/// @file   The engine's requirements on a back end, and the compiler error for a device that cannot
 ///         work: it names the first member that is missing, or a trait that does not match its
 ///         functions.
 

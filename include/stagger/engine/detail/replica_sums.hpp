@@ -102,19 +102,19 @@ struct ReplicaSums {
   static void add_up(LayerParameters& sum, CellStorage const& stage, std::size_t i,
                      Instruction const& in) {
     ByteRange const part = sum.part(in.part(), in.parts());
-    auto const lies_there = [](GradientShare const& share) {
+    auto const lies_there = [](GradientCopy const& share) {
       return share.kept().of == KeptGradients::Of::first;
     };
-    GradientShare const* to = nullptr;
+    GradientCopy const* to = nullptr;
     for (auto const* owner = stage.next.get(); owner != nullptr; owner = owner->next.get())
       if (lies_there(owner->shares[i])) to = &owner->shares[i];
-    std::array<GradientShare const*, LayerParameters::most_shares> shares;
+    std::array<GradientCopy const*, LayerParameters::most_shares> shares;
     std::size_t count = 0;
     auto const add = [&] { sum.add({shares.data(), std::exchange(count, 0)}, part, to); };
     auto const* owner = &stage;
     for (unsigned o = 1; o < in.parts(); ++o) {
       owner = owner->next.get();
-      GradientShare const& share = owner->shares[i];
+      GradientCopy const& share = owner->shares[i];
       if (lies_there(share)) {
         add();
         to = nullptr;

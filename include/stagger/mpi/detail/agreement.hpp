@@ -173,7 +173,7 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
   return all.value();
 }
 
-/// The meeting of all processes before they load a program.
+/// The agreement of all processes before they load a program.
 class LoadAgreement {
  public:
   /// @param prepares  as in facts_of

@@ -282,7 +282,7 @@ class Connections {
   Channels channels_;
   FixedArray<Clock::time_point> heard_at_;  // [processes]
   Clock::time_point told_at_{};
-  FixedArray<bool> told_;  // [processes] in this turn
+  FixedArray<bool> told_;  // [processes] in this pass of the loop
   std::uint32_t made_ = 0;
   std::vector<Connection*> open_{};
   std::vector<std::unique_ptr<Served>> served_{};

@@ -24,8 +24,8 @@ class Owners {
   /// Allocates what `move` needs, so that a process without memory for it reports that before the
   /// others wait.
   void allocate(HeldParameters const& held, Placement const& placement) const {
-    if (home_.empty() || has_places(held, placement)) return;
-    for (std::size_t l = 0; l < home_.size(); ++l) held.machine.parameters()[l].hold();
+    if (holders_.empty() || has_places(held, placement)) return;
+    for (std::size_t l = 0; l < holders_.size(); ++l) held.machine.parameters()[l].hold();
   }
 
   /// Called for each further program. Before the first one all processes have all values; if a
@@ -36,9 +36,9 @@ class Owners {
     cells_.clear();
     for (Cell const& cell : held.program().cells)
       cells_.push_back({cell.stage, placement.process_of(cell.rank)});
-    home_.clear();
+    holders_.clear();
     for (std::size_t l = 0; l < held.machine.parameters().size(); ++l)
-      home_.push_back(placement.process_of(held.owner_of(l)));
+      holders_.push_back(placement.process_of(held.owner_of(l)));
   }
 
   /// Sends the values and the optimizer state of every layer from the process that updates it, one
@@ -49,8 +49,8 @@ class Owners {
     int const here = world.rank();
     require(world, to);
     held.machine.model.put_back_wholes();
-    for (std::size_t l = 0; l < home_.size(); ++l) {
-      if (to >= 0 && (to == home_[l] || (here != to && here != home_[l]))) continue;
+    for (std::size_t l = 0; l < holders_.size(); ++l) {
+      if (to >= 0 && (to == holders_[l] || (here != to && here != holders_[l]))) continue;
       std::vector<ParameterState> states;
       held.machine.parameters()[l].hold();
       held.machine.parameters()[l].append_states(states, !held.machine.shards());
@@ -58,9 +58,9 @@ class Owners {
         for (auto const bytes : {state.value, state.state[0], state.state[1]}) {
           if (bytes.empty()) continue;
           if (to < 0)
-            world.broadcast(bytes, home_[l], gathering, deadline_s);
+            world.broadcast(bytes, holders_[l], gathering, deadline_s);
           else if (here == to)
-            world.receive(bytes, home_[l], gathering, deadline_s);
+            world.receive(bytes, holders_[l], gathering, deadline_s);
           else
             world.send(bytes, to, gathering, deadline_s);
         }
@@ -84,7 +84,7 @@ class Owners {
       }
     };
     machine.take_back_shown();
-    if (home_.empty()) {  // all processes have the first values
+    if (holders_.empty()) {  // all processes have the first values
       std::vector<ParameterState> states;
       if (here == to) machine.append_states(states);
       for (auto const& state : states) show(state);
@@ -92,8 +92,8 @@ class Owners {
     Blocks memory;
     Blocks whole;
     auto const* const grouped = machine.model.grouped.get();
-    std::size_t const layers = grouped != nullptr ? grouped->wholes.size() : home_.size();
-    for (std::size_t n = 0; n < layers && !home_.empty(); ++n) {
+    std::size_t const layers = grouped != nullptr ? grouped->wholes.size() : holders_.size();
+    for (std::size_t n = 0; n < layers && !holders_.empty(); ++n) {
       auto const of = grouped != nullptr ? grouped->wholes[n] : Whole{.first = n};
       for (std::size_t p = 0; p < machine.parameters()[of.first].count(); ++p) {
         auto state = parameter(world, held, placement, to, of.first, p, memory);
@@ -184,7 +184,7 @@ class Owners {
     };
     for (unsigned b = 0; b <= static_cast<unsigned>(shape.states); ++b) {
       if (b == 0 || !held.machine.shards()) {
-        bring(b, home_[l], 0, owned(b, home_[l], whole), shape.bytes);
+        bring(b, holders_[l], 0, owned(b, holders_[l], whole), shape.bytes);
         continue;
       }
       held.each_shard([&](int rank, std::size_t of, ByteRange part) {
@@ -199,7 +199,7 @@ class Owners {
   }
 
   std::vector<Place> cells_{};  // of the program before
-  std::vector<int> home_{};     // [layers] a process that has them; none before the first program
+  std::vector<int> holders_{};  // [layers] a process that has them; none before the first program
 };
 
 }  // namespace stagger::mpi::detail

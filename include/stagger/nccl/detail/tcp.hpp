@@ -78,7 +78,7 @@ class Deadline {
   Clock::time_point end_;
 };
 
-/// The ranks that meet, the address, and the deadline.
+/// The ranks that find each other, the address, and the deadline.
 struct RendezvousInfo {
   std::string address{};     ///< of rank 0's machine
   std::vector<int> ports{};  ///< ports there: rank 0 listens on the first free one

@@ -8,11 +8,11 @@
 #include <thread>
 
 /// Made by all processes together, to last as long as MPI; apart from all that the library sends.
-class Meeting {
+class Barrier {
  public:
-  Meeting() { MPI_Comm_dup(MPI_COMM_WORLD, &all_); }
-  Meeting(Meeting const&) = delete;
-  Meeting& operator=(Meeting const&) = delete;
+  Barrier() { MPI_Comm_dup(MPI_COMM_WORLD, &all_); }
+  Barrier(Barrier const&) = delete;
+  Barrier& operator=(Barrier const&) = delete;
 
   /// Returns once all processes have called it. It sleeps between two looks only so that the
   /// others have the core; how long decides nothing. The time limit of the test bounds the wait.
