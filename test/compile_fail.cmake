@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DCOMPILERS=... -DSOURCE=... -DINCLUDE=... -DPRECOMPILED=... -DROW=... -P compile_fail.cmake
+# cmake -DCOMPILERS=... -DSOURCE=... -DINCLUDE=... [-DSYSTEM=...] -DPRECOMPILED=... -DROW=... -P compile_fail.cmake
 #
 # Passes when SOURCE compiles with none of COMPILERS and each prints what each of its lines
 # `// expect-error: <regular expression>` asks for, the first of them in its first error. Failing alone is not
 # enough: a typo fails as well. Each line `// flags: <flags>` makes a case of its own,
 # compiled with these flags too; a line `// accepted: <flags>` names flags with which it does compile. A line
 # `// expect-error -DNAME=value: <regular expression>` makes a case of its own with this macro and this first error.
-# With a line `// errors: <number>` no compiler prints more errors than that.
+# With a line `// errors: <number>` no compiler prints more errors than that. For a source with a line
+# `// component: <name>`, SYSTEM has the folders of the headers that this component needs.
 #
 # PRECOMPILED/<compiler> holds <stagger/stagger.hpp> precompiled, for sources that include it first. Where a source
 # has a line `// mistake: <group>: <what>`, each compiler says it in at most 20 lines, and the sentence of the first is
@@ -14,6 +15,7 @@
 
 cmake_minimum_required(VERSION 3.25)
 set(most_lines 20)
+list(TRANSFORM SYSTEM PREPEND "-isystem" OUTPUT_VARIABLE system)
 
 file(STRINGS ${SOURCE} wanted REGEX "^// expect-error: ")
 list(TRANSFORM wanted REPLACE "^// expect-error: " "")
@@ -37,7 +39,7 @@ function(compile compiler flags)
       list(APPEND list -I${PRECOMPILED}/${name})  # where g++ finds stagger/stagger.hpp.gch
     endif()
   endif()
-  execute_process(COMMAND ${compiler} -std=c++20 -fsyntax-only -fdiagnostics-color=never ${list} -I${INCLUDE} ${SOURCE}
+  execute_process(COMMAND ${compiler} -std=c++20 -fsyntax-only -fdiagnostics-color=never ${list} -I${INCLUDE} ${system} ${SOURCE}
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   set(result "${result}" PARENT_SCOPE)
   # The compiler quotes source lines; what the test itself says must not count as the compiler's words.
