@@ -36,13 +36,11 @@ struct Timed {
 };
 
 /// The action of an element: of an action itself, of a span with times, of a timed one.
-[[nodiscard]] constexpr schedule::Action const& action_of(schedule::Action const& a) noexcept {
-  return a;
-}
-[[nodiscard]] constexpr schedule::Action const& action_of(schedule::Span const& s) noexcept {
+[[nodiscard]] constexpr schedule::Action action_of(schedule::Action const& a) noexcept { return a; }
+[[nodiscard]] constexpr schedule::Action action_of(schedule::Span const& s) noexcept {
   return s.action;
 }
-[[nodiscard]] constexpr schedule::Action const& action_of(Timed const& t) noexcept {
+[[nodiscard]] constexpr schedule::Action action_of(Timed const& t) noexcept {
   return t.span.action;
 }
 
