@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file   Time to generate, verify, lower and evaluate a table, and to search for one.
+/// @file   Time to generate, verify, lower and evaluate a table, to check its program, and to search
+///         for a table.
 
 #include <random>
 #include <string>
@@ -7,6 +8,8 @@
 
 #include <benchmark/benchmark.h>
 
+#include <stagger/program/check_program.hpp>
+#include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/auto.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/proof/evaluate.hpp>
@@ -25,6 +28,7 @@ double const actions = 2.0 * large.ranks * large.microbatches;
 constexpr int repetitions = 15;
 
 std::string const all = "schedule/generate, verify, lower, evaluate";
+std::string const check = "schedule/check the program";
 std::string const evaluation = "schedule/evaluate";
 std::string const evaluation_lowered = "schedule/evaluate with messages";
 
@@ -88,6 +92,7 @@ std::string gap(Shape shape) {
 int main(int argc, char** argv) {
   Table const table = OneFOneB{}.table(large);
   Table const lowered = lower(table);
+  Program const program = lay_out(table);
   add(all, [] {
     Table const t = OneFOneB{}.table(large);
     benchmark::DoNotOptimize(verify(t));
@@ -98,6 +103,7 @@ int main(int argc, char** argv) {
       [] { benchmark::DoNotOptimize(OneFOneB{}.table(large).actions.data()); });
   add("schedule/verify", [&] { benchmark::DoNotOptimize(verify(table)); });
   add("schedule/lower", [&] { benchmark::DoNotOptimize(lower(table).actions.data()); });
+  add(check, [&] { require_sound(program, table); });
   add("schedule/verify with messages", [&] { benchmark::DoNotOptimize(verify(lowered)); });
   add(evaluation, [&] { benchmark::DoNotOptimize(evaluate(table).makespan_s); });
   add(evaluation_lowered, [&] { benchmark::DoNotOptimize(evaluate(lowered).makespan_s); });
@@ -106,6 +112,7 @@ int main(int argc, char** argv) {
   add_auto(wide);
   return bench::run(argc, argv,
                     {at_most("generate, verify, lower and evaluate 1F1B, P=64, M=1024", all, 20e-3),
+                     at_most("check the program of 1F1B, P=64, M=1024", check, 30e-3),
                      at_least("evaluate alone", evaluation, 20e6),
                      at_least("evaluate with messages, per compute action", evaluation_lowered, 0),
                      at_most("auto, P=8, M=24", name_of(small), 1e-3, gap(small)),
