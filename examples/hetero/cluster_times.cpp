@@ -37,13 +37,6 @@ hetpipe::Cluster nodes_of(hetpipe::Cluster const& whole, std::string const& lett
   return part;
 }
 
-sg::plan::Allocation allocation_of(std::string const& name) {
-  using sg::plan::Allocation;
-  for (auto const each : {Allocation::node_partition, Allocation::hybrid_distribution})
-    if (sg::plan::name(each) == name) return each;
-  return Allocation::equal_distribution;
-}
-
 /// How long the busiest of the server's links takes for one push of every worker.
 double pushes_s(sg::plan::WorkersPlan const& plan) {
   std::vector<double> bytes(plan.links.size());
@@ -66,9 +59,8 @@ ClusterTimes hetpipe_times(Settings const& s) {
       // Published runs kept no waves, so that any distance fitted; all have the same cuts.
       .distance = s.sync == "wsp" && s.paper.empty() ? static_cast<int>(s.distance) : 0,
       .in_flight = static_cast<int>(s.in_flight),
-      .allocations = {allocation_of(s.allocation)},
-      .parameters = {s.parameters == "local" ? sg::plan::ParameterPlacement::local
-                                             : sg::plan::ParameterPlacement::round_robin}};
+      .allocations = {sg::placement::Allocation(s.allocation)},
+      .parameters = {sg::placement::ParameterPlacement(s.parameters)}};
   sg::plan::WorkersPlan plan;
   try {
     plan = planner.plan(profile, cluster);

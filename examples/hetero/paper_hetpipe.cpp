@@ -18,6 +18,7 @@
 namespace hetero {
 
 namespace hetpipe = tool::hetpipe;
+namespace placement = stagger::placement;
 namespace plan = stagger::plan;
 namespace report = stagger::report;
 
@@ -92,8 +93,8 @@ std::optional<Mean> mean_of(std::vector<Compared> const& runs, std::size_t kind)
 
 /// Images a second of all workers with an allocation, with as many in flight as asked for, or the
 /// most that there is memory for.
-double speed(hetpipe::Profile const& profile, int in_flight, plan::Allocation allocation,
-             plan::ParameterPlacement parameters) {
+double speed(hetpipe::Profile const& profile, int in_flight, placement::Allocation allocation,
+             placement::ParameterPlacement parameters) {
   for (;; --in_flight) {
     try {
       return plan::VirtualWorkers{
@@ -110,16 +111,14 @@ class HetpipeClaims : public Claims {
  public:
   void allocations(char const* number, hetpipe::Profile const& profile, double local,
                    double horovod, std::size_t horovod_gpus) {
-    using plan::Allocation;
-    using plan::ParameterPlacement;
-    auto const round_robin = [&](Allocation allocation) {
-      return speed(profile, in_flight, allocation, ParameterPlacement::round_robin);
+    auto const round_robin = [&](placement::Allocation allocation) {
+      return speed(profile, in_flight, allocation, placement::RoundRobin{});
     };
-    double const np = round_robin(Allocation::node_partition);
-    double const ed = round_robin(Allocation::equal_distribution);
-    double const hd = round_robin(Allocation::hybrid_distribution);
+    double const np = round_robin(placement::NodePartition{});
+    double const ed = round_robin(placement::EqualDistribution{});
+    double const hd = round_robin(placement::HybridDistribution{});
     double const here =
-        speed(profile, in_flight, Allocation::equal_distribution, ParameterPlacement::local);
+        speed(profile, in_flight, placement::EqualDistribution{}, placement::Local{});
     std::string const name = profile.name + ", images/s: ";
     note(number, name + "Horovod on " + std::to_string(horovod_gpus),
          report::format_fixed(horovod, 0));
@@ -135,8 +134,8 @@ class HetpipeClaims : public Claims {
   }
   void busiest(hetpipe::Profile const& profile) {
     auto const plan = plan::VirtualWorkers{.in_flight = in_flight,
-                                           .allocations = {plan::Allocation::equal_distribution},
-                                           .parameters = {plan::ParameterPlacement::local}}
+                                           .allocations = {placement::EqualDistribution{}},
+                                           .parameters = {placement::Local{}}}
                           .plan(profile, hetpipe::with_servers());
     std::string shares;
     double ends = 0, inner = 0;

@@ -5,7 +5,10 @@
 #include <initializer_list>
 #include <limits>
 #include <string_view>
+#include <tuple>
 #include <vector>
+
+#include <stagger/placement/catalog.hpp>
 
 #include "command_line.hpp"
 #include "staleness_models.hpp"
@@ -14,9 +17,11 @@ namespace hetero {
 
 namespace {
 
+namespace placement = stagger::placement;
+
 /// Refuses a word that a flag does not know, and lists those that it knows.
-void require_word(std::string const& flag, std::string const& word,
-                  std::vector<std::string_view> const& known) {
+template <class Known = std::initializer_list<std::string_view>>
+void require_word(std::string const& flag, std::string const& word, Known const& known) {
   if (std::find(known.begin(), known.end(), word) != known.end()) return;
   std::string all;
   for (std::string_view const each : known) all.append(all.empty() ? "" : ", ").append(each);
@@ -28,6 +33,16 @@ std::string help_of_models() {
   for_each_model([&](auto const& entry) {
     help.append(help.back() == ':' ? " " : "; ").append(entry.name).append(", ").append(entry.what);
   });
+  return help;
+}
+
+/// A text that explains all policies of a list.
+std::string help_of(std::string help, auto const& lines, char const* between) {
+  auto const add = [&](auto const& line) {
+    if (help.back() != ' ') help += between;
+    help.append(line.what).append(" (").append(line.name).append(")");
+  };
+  std::apply([&](auto const&... line) { (add(line), ...); }, lines);
   return help;
 }
 
@@ -76,10 +91,11 @@ void require_use(CLI::App const& app, Settings const& s) {
   refuse("--stages", false,
          "are the GPUs of a worker on --cluster " + s.cluster +
              "; leave it out, or take --cluster equal");
-  if (s.parameters == "local" && s.allocation != "ed")
-    cli::refuse(
-        "--parameters local keeps a layer where all workers have it; leave --allocation out");
-  if (s.gpus.size() != 4 && s.allocation != "ed")
+  bool const equal = placement::Allocation(s.allocation) == placement::EqualDistribution{};
+  if (placement::ParameterPlacement(s.parameters) == placement::Local{} && !equal)
+    cli::refuse("--parameters " + s.parameters +
+                " keeps a layer where all workers have it; leave --allocation out");
+  if (s.gpus.size() != 4 && !equal)
     cli::refuse("--allocation " + s.allocation + " is for all four kinds of GPU; leave --gpus out");
 }
 
@@ -111,8 +127,8 @@ void Settings::check() const {
   require_word("--pushes", pushes, {"gradients", "changes"});
   require_word("--cluster", cluster, {"vgg-19", "resnet-152", "equal"});
   require_gpus(gpus);
-  require_word("--allocation", allocation, {"np", "ed", "hd"});
-  require_word("--parameters", parameters, {"round-robin", "local"});
+  require_word("--allocation", allocation, placement::Allocation::names);
+  require_word("--parameters", parameters, placement::ParameterPlacement::names);
   require("--workers", workers, 1, 64);
   require("--stages", stages, 1, model == "vgg" ? 13 : 6);
   require("--in-flight", in_flight, 1, 1000);
@@ -181,11 +197,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--gpus", s.gpus, "Kinds of HetPipe's GPUs that take part, four of each")
       ->type_name("LETTERS");
   app.add_option("--allocation", s.allocation,
-                 "GPUs of each worker: those of one node (np), one of each node (ed), two of two "
-                 "nodes (hd)");
-  app.add_option("--parameters", s.parameters,
-                 "Where a layer's parameters lie: on the nodes in turn (round-robin), or where the "
-                 "layer runs (local)");
+                 help_of("GPUs of each worker: ", placement::allocation_lines, ", "));
+  app.add_option(
+      "--parameters", s.parameters,
+      help_of("Where a layer's parameters lie: ", placement::parameter_placement_lines, ", or "));
   auto* const link =
       app.add_option("--link", s.link,
                      "Instead of the cluster's own links: how long the pushes of all workers take, "

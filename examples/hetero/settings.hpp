@@ -38,8 +38,8 @@ struct Settings {
   std::string device = "clock";            ///< or "threads", "mpi", "tcp"
   std::string cluster = "vgg-19";          ///< or "resnet-152", "equal"
   std::string gpus = "VRGQ";               ///< kinds of HetPipe's that take part
-  std::string allocation = "ed";           ///< or "np", "hd"
-  std::string parameters = "round-robin";  ///< or "local"
+  std::string allocation = "ed";           ///< a name of placement::Allocation
+  std::string parameters = "round-robin";  ///< a name of placement::ParameterPlacement
   double minibatch_s = 1;                  ///< of a stage of "equal"; no flag sets it
   double link = 0;                         ///< r = N S / (b T_c); 0: the cluster's own links
 

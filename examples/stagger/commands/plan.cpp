@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // stagger plan: assigns layers to devices, and predicts the time of an iteration.
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <stagger/json/plan.hpp>
+#include <stagger/partition/catalog.hpp>
 #include <stagger/report/plan.hpp>
 
 #include "../command.hpp"
@@ -24,6 +29,7 @@ namespace tool {
 
 namespace {
 
+namespace partition = stagger::partition;
 namespace plan = stagger::plan;
 
 /// Until it is destroyed, prints the elapsed time after 5 s, 10 s, 20 s, and so on.
@@ -46,6 +52,24 @@ class LongWorkNotice {
   std::jthread thread_;
 };
 
+constexpr std::string_view pipedream =
+    std::get<partition::CatalogLine<partition::PipeDream>>(partition::catalog_lines).name;
+
+struct Planner {
+  std::string_view name;
+  plan::Plan (*plan)(plan::Workload const& work);
+};
+
+constexpr Planner planners[]{
+    {"dapple", [](auto const& work) { return made(plan::Dapple{}, work); }},
+    {"dapple-printed",
+     [](auto const& work) { return made(plan::Dapple{.form = plan::Form::printed}, work); }},
+    {pipedream,
+     [](auto const& work) { return made(ByPipeDream{.name = std::string(pipedream)}, work); }},
+    {"straight", [](auto const& work) { return made(plan::Straight{}, work); }},
+    {"data-parallel", [](auto const& work) { return made(plan::DataParallel{}, work); }},
+    {"auto", [](auto const& work) { return made(plan::Auto{}, work); }}};
+
 class PlanCommand final : public Command {
  public:
   void flags(Flags& app) override {
@@ -58,10 +82,7 @@ class PlanCommand final : public Command {
     own_flags_.insert(
         own_flags_.end(),
         {batch_flag_, microbatch_flag_,
-         app.add("--policy", policy_,
-                 "dapple | dapple-printed | pipedream | straight | data-parallel | auto; default "
-                 "dapple",
-                 "WORD"),
+         app.add("--policy", policy_, alternatives(policies()) + "; default dapple", "WORD"),
          app.add("--memory-factor", memory_,
                  "Bytes of state for each byte of parameters: adam (4) | sgd (2) | NUMBER", "WORD"),
          app.add("--recompute", request_.recompute,
@@ -89,8 +110,7 @@ class PlanCommand final : public Command {
     }
     if (!profiles_.empty())
       refuse("--profiles is for --paper; a profile of your own is --profile FILE");
-    require_word("--policy", policy_,
-                 {"dapple", "dapple-printed", "pipedream", "straight", "data-parallel", "auto"});
+    require_word("--policy", policy_, policies());
     model_.require("plan", ", or --paper dapple", "a preset such as dapple-a:2x8");
     if (!batch_flag_.given()) refuse("plan needs --batch GBS, the samples of an iteration");
     require_count(batch_flag_, request_.batch);
@@ -101,7 +121,9 @@ class PlanCommand final : public Command {
       auto const start = std::chrono::steady_clock::now();
       plan::Plan found = [&] {
         LongWorkNotice const notice("planning");
-        return make(work);
+        return std::find_if(std::begin(planners), std::end(planners),
+                            [&](Planner const& each) { return each.name == policy_; })
+            ->plan(work);
       }();
       found.solve_s =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -115,13 +137,10 @@ class PlanCommand final : public Command {
   }
 
  private:
-  [[nodiscard]] plan::Plan make(plan::Workload const& work) const {
-    if (policy_ == "dapple") return made(plan::Dapple{}, work);
-    if (policy_ == "dapple-printed") return made(plan::Dapple{.form = plan::Form::printed}, work);
-    if (policy_ == "pipedream") return made(ByPipeDream{.name = "pipedream"}, work);
-    if (policy_ == "straight") return made(plan::Straight{}, work);
-    if (policy_ == "data-parallel") return made(plan::DataParallel{}, work);
-    return made(plan::Auto{}, work);
+  [[nodiscard]] static std::vector<std::string> policies() {
+    std::vector<std::string> names;
+    for (Planner const& each : planners) names.emplace_back(each.name);
+    return names;
   }
 
   [[nodiscard]] double memory_factor() const {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,14 +21,13 @@ namespace detail {
 inline constexpr char const* sharing_names[] = {"fair", "fifo", "one-at-a-time"};
 inline constexpr char const* duplex_names[] = {"full", "half"};
 
-/// The value of a field that must be one of several names.
-template <class Enum, class Name>
-[[nodiscard]] Enum one_of(Field const& field, int count, Name const& name) {
+/// The position of a field's value among the names that it may have.
+template <class Names> [[nodiscard]] std::size_t one_of(Field const& field, Names const& names) {
   std::string const word = field.string();
   std::string all;
-  for (int i = 0; i < count; ++i) {
-    if (word == name(i)) return static_cast<Enum>(i);
-    all += text(i == 0 ? "\"" : "\", \"", name(i));
+  for (std::size_t i = 0; i < std::size(names); ++i) {
+    if (word == names[i]) return i;
+    all += text(i == 0 ? "\"" : "\", \"", names[i]);
   }
   field.refuse(text("; give one of ", all, "\""));
 }
@@ -67,8 +68,8 @@ template <class Enum, class Name>
     workers.back()["limiting_device"] = worker.limiting_device;
     workers.back()["wanted_bytes"] = worker.wanted_bytes;
   }
-  return {{"allocation", plan::name(plan.allocation)},
-          {"parameters", plan::name(plan.parameters)},
+  return {{"allocation", plan.allocation.name()},
+          {"parameters", plan.parameters.name()},
           {"in_flight", plan.in_flight},
           {"distance", plan.distance},
           {"batch", plan.batch},
@@ -97,11 +98,11 @@ template <class Enum, class Name>
     if (of.has(key)) to = of.at(key).number();
   };
   plan::WorkersPlan plan;
-  plan.allocation = detail::one_of<plan::Allocation>(
-      file.at("allocation"), 3, [](int i) { return plan::name(static_cast<plan::Allocation>(i)); });
-  plan.parameters = detail::one_of<plan::ParameterPlacement>(file.at("parameters"), 2, [](int i) {
-    return plan::name(static_cast<plan::ParameterPlacement>(i));
-  });
+  auto const choose = [&]<class Named>(char const* key, Named& to) {
+    to = Named::all()[detail::one_of(file.at(key), Named::names)];
+  };
+  choose("allocation", plan.allocation);
+  choose("parameters", plan.parameters);
   plan.in_flight = file.at("in_flight").integer(1, most);
   plan.distance = file.at("distance").integer(0, most);
   plan.batch = file.at("batch").integer(1, most);
@@ -115,10 +116,8 @@ template <class Enum, class Name>
     schedule::Links link{.latency_s = field.at("latency_s").number()};
     if (field.has("bytes_per_s")) link.rate = field.at("bytes_per_s").positive();
     number(field, "loss", link.loss);
-    link.sharing = detail::one_of<schedule::Sharing>(
-        field.at("sharing"), 3, [](int i) { return detail::sharing_names[i]; });
-    link.duplex = detail::one_of<schedule::Duplex>(field.at("duplex"), 2,
-                                                   [](int i) { return detail::duplex_names[i]; });
+    link.sharing = schedule::Sharing(detail::one_of(field.at("sharing"), detail::sharing_names));
+    link.duplex = schedule::Duplex(detail::one_of(field.at("duplex"), detail::duplex_names));
     plan.links.push_back(link);
   }
   int const nodes = static_cast<int>(plan.links.size() / 2);

@@ -56,8 +56,8 @@ struct Local {
     for (std::size_t w = 0; w < workers.size(); ++w)
       if (!(workers[w] == workers.front()))
         raise(Errc::bad_configuration, "worker ", w,
-              " has other cuts or nodes than worker 0; Local needs them "
-              "equal, use EqualDistribution or RoundRobin");
+              " has other cuts or nodes than worker 0; local parameters need equal cuts on the "
+              "same nodes, use EqualDistribution or RoundRobin");
     std::vector<int> result;
     for (int l = 0; l < layers; ++l) result.push_back(workers.front().node_of(l));
     return result;

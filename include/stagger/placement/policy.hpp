@@ -9,7 +9,8 @@
 ///
 /// Allocations (NodePartition, EqualDistribution: placement/allocation.hpp, HybridDistribution) and
 /// fills (FreshFirst, AppendFirst, ScatterFirst: placement/fill.hpp) choose devices of a cluster
-/// for a planner; they are not policies of a pipeline.
+/// for a planner; they are not policies of a pipeline. placement/catalog.hpp lists allocations, and
+/// placements of a parameter server's layers, by name.
 ///
 /// | member | when it is asked | |
 /// |---|---|---|

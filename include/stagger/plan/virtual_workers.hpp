@@ -17,9 +17,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/partition/costs.hpp>
 #include <stagger/partition/min_max.hpp>
-#include <stagger/placement/allocation.hpp>
-#include <stagger/placement/hybrid_distribution.hpp>
-#include <stagger/placement/parameter_placement.hpp>
+#include <stagger/placement/catalog.hpp>
 #include <stagger/plan/workers_plan.hpp>
 #include <stagger/schedule/play_workers.hpp>
 
@@ -32,16 +30,6 @@ namespace detail {
   return std::equal(a.places.begin(), a.places.end(), b.places.begin(), b.places.end(),
                     [](auto const& x, auto const& y) { return x.alike(y); }) &&
          a.until_s == b.until_s;
-}
-
-/// The devices of each worker.
-[[nodiscard]] inline std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
-                                                            Allocation allocation, int workers) {
-  if (allocation == Allocation::node_partition)
-    return placement::NodePartition{}.allocate(cluster, workers);
-  if (allocation == Allocation::equal_distribution)
-    return placement::EqualDistribution{}.allocate(cluster, workers);
-  return placement::HybridDistribution{}.allocate(cluster, workers);
 }
 
 /// @throws Error  bad_configuration for a model that lets a worker be further ahead
@@ -84,10 +72,8 @@ struct VirtualWorkers {
   int in_flight = 0;        ///< Nm >= 1 of each worker; 0: the best, up to most_in_flight
   int most_in_flight = 8;   ///< >= 1
   double state_copies = 0;  ///< >= 0: bytes of the optimizer's state over those of the parameters
-  std::vector<Allocation> allocations{Allocation::node_partition, Allocation::equal_distribution,
-                                      Allocation::hybrid_distribution};
-  std::vector<ParameterPlacement> parameters{ParameterPlacement::round_robin,
-                                             ParameterPlacement::local};
+  std::vector<placement::Allocation> allocations = placement::Allocation::all();
+  std::vector<placement::ParameterPlacement> parameters = placement::ParameterPlacement::all();
   schedule::Sharing sharing = schedule::Sharing::fair;  ///< of links
   schedule::Duplex duplex = schedule::Duplex::full;     ///< likewise
 
@@ -111,15 +97,15 @@ struct VirtualWorkers {
     std::optional<WorkersPlan> best;
     std::exception_ptr why;
     int candidates = 0;
-    std::vector<Allocation> possible = allocations;
+    auto possible = allocations;
     for (int n = std::max(in_flight, 1); n <= (in_flight > 0 ? in_flight : most_in_flight); ++n) {
       schedule::WaveModel const model = model_of(n);
       detail::require_distance(model, distance, 4 * quarter_of(n));
-      std::erase_if(possible, [&](Allocation allocation) {
+      std::erase_if(possible, [&](placement::Allocation allocation) {
         try {
           WorkersPlan const cut = cut_all(profile, cluster, allocation, n);
-          for (ParameterPlacement const kind : parameters) {
-            std::optional<WorkersPlan> made = placed(cut, cluster, kind);
+          for (placement::ParameterPlacement const kind : parameters) {
+            std::optional<WorkersPlan> made = placed(cut, cluster, kind, why);
             if (!made) continue;
             evaluate(*made, model);
             ++candidates;
@@ -133,11 +119,7 @@ struct VirtualWorkers {
         }
       });
     }
-    if (!best && why) std::rethrow_exception(why);
-    if (!best)
-      raise(Errc::bad_configuration,
-            "local parameters need equal cuts on the same nodes, which these workers do not have; "
-            "allow ParameterPlacement::round_robin, or Allocation::equal_distribution");
+    if (!best) std::rethrow_exception(why);
     best->candidates = candidates;
     if (best->in_flight == 1)
       detail::note_limits(*best, [&](std::vector<int> const& devices) {
@@ -180,14 +162,15 @@ struct VirtualWorkers {
 
   /// The cuts of all workers, without the placement of parameters and predictions.
   [[nodiscard]] WorkersPlan cut_all(cluster::Profile const& profile,
-                                    cluster::Cluster const& cluster, Allocation allocation,
-                                    int n) const {
+                                    cluster::Cluster const& cluster,
+                                    placement::Allocation allocation, int n) const {
     WorkersPlan plan{
         .allocation = allocation, .in_flight = n, .distance = distance, .batch = profile.batch};
     for (auto const& layer : profile.layers) plan.layer_bytes.push_back(layer.parameter_bytes);
     std::vector<partition::Costs> costs;
     std::vector<partition::Partition> found;
-    auto const groups = detail::allocate(cluster, allocation, workers);
+    std::vector<std::vector<int>> groups;
+    allocation.visit([&](auto const& policy) { groups = policy.allocate(cluster, workers); });
     for (std::size_t w = 0; w < groups.size(); ++w) {
       costs.push_back(partition::costs(profile, cluster, groups[w]));
       auto const same = std::find_if(costs.begin(), costs.end() - 1, [&](auto const& other) {
@@ -264,22 +247,26 @@ struct VirtualWorkers {
     return worker;
   }
 
-  /// The plan with a placement of parameters; empty if the workers do not fit this placement.
+  /// The plan with a placement of parameters; empty if the workers do not fit this placement, and
+  /// `why` is then the reason unless it has one.
   [[nodiscard]] std::optional<WorkersPlan> placed(WorkersPlan plan, cluster::Cluster const& cluster,
-                                                  ParameterPlacement kind) const {
+                                                  placement::ParameterPlacement kind,
+                                                  std::exception_ptr& why) const {
     plan.parameters = kind;
     std::vector<placement::Worker> all;
     for (VirtualWorker const& worker : plan.workers) {
       all.push_back({.cuts = worker.cuts(), .nodes = {}});
       for (WorkerStage const& stage : worker.stages) all.back().nodes.push_back(stage.node);
     }
-    bool const equal = std::all_of(all.begin(), all.end(),
-                                   [&](auto const& worker) { return worker == all.front(); });
-    if (kind == ParameterPlacement::local && !equal) return std::nullopt;
     int const layers = static_cast<int>(plan.layer_bytes.size());
-    plan.layer_nodes = kind == ParameterPlacement::local
-                           ? placement::Local{}.layer_nodes(layers, cluster.nodes(), all)
-                           : placement::RoundRobin{}.layer_nodes(layers, cluster.nodes(), all);
+    try {
+      kind.visit([&](auto const& policy) {
+        plan.layer_nodes = policy.layer_nodes(layers, cluster.nodes(), all);
+      });
+    } catch (Error const&) {
+      if (!why) why = std::current_exception();
+      return std::nullopt;
+    }
     auto const add = [&](cluster::Link const& link) {
       plan.links.push_back({.rate = link.bytes_per_s,
                             .latency_s = link.alpha_s,

@@ -5,10 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <stagger/placement/catalog.hpp>
 #include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/links.hpp>
@@ -16,24 +16,6 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 
 namespace stagger::plan {
-
-/// How devices are divided among workers, as placement::NodePartition, EqualDistribution or
-/// HybridDistribution.
-enum class Allocation : std::uint8_t { node_partition, equal_distribution, hybrid_distribution };
-
-/// The node that keeps each layer, as placement::RoundRobin or placement::Local.
-enum class ParameterPlacement : std::uint8_t { round_robin, local };
-
-/// "np", "ed", "hd".
-[[nodiscard]] constexpr std::string_view name(Allocation allocation) noexcept {
-  return allocation == Allocation::node_partition       ? "np"
-         : allocation == Allocation::equal_distribution ? "ed"
-                                                        : "hd";
-}
-/// "round-robin", "local".
-[[nodiscard]] constexpr std::string_view name(ParameterPlacement placement) noexcept {
-  return placement == ParameterPlacement::local ? "local" : "round-robin";
-}
 
 /// One stage of a worker, on a device of its own.
 struct WorkerStage {
@@ -82,8 +64,8 @@ struct VirtualWorker {
 
 /// A plan as a value, with predictions.
 struct WorkersPlan {
-  Allocation allocation = Allocation::node_partition;
-  ParameterPlacement parameters = ParameterPlacement::round_robin;
+  placement::Allocation allocation{};
+  placement::ParameterPlacement parameters{};
   int in_flight = 1;  ///< Nm, of each worker
   int distance = 0;   ///< D
   int batch = 0;      ///< samples of a minibatch

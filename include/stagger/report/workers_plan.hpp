@@ -48,14 +48,14 @@ namespace detail {
     waits += text(w == 0 ? "" : ", ", format_percent(worker.waiting));
     idle += text(w == 0 ? "" : ", ", format_percent(worker.idle));
   }
-  return stages.str() +
-         text("\n", plan::name(plan.allocation), ", parameters ", plan::name(plan.parameters), ", ",
-              counted(plan.in_flight, "minibatch"), " of ", counted(plan.batch, "sample"),
-              " in flight in each worker, at most ", counted(plan.distance, "wave"),
-              " ahead\nthroughput  ", format_fixed(plan.samples_per_s, 1),
-              " samples/s, the best of ", counted(plan.candidates, "plan"), " played\nwaiting     ",
-              waits, " of each worker's time\nidle while waiting  ", idle,
-              " of each worker's time\n", detail::limits_of(plan));
+  return stages.str() + text("\n", plan.allocation.name(), ", parameters ", plan.parameters.name(),
+                             ", ", counted(plan.in_flight, "minibatch"), " of ",
+                             counted(plan.batch, "sample"), " in flight in each worker, at most ",
+                             counted(plan.distance, "wave"), " ahead\nthroughput  ",
+                             format_fixed(plan.samples_per_s, 1), " samples/s, the best of ",
+                             counted(plan.candidates, "plan"), " played\nwaiting     ", waits,
+                             " of each worker's time\nidle while waiting  ", idle,
+                             " of each worker's time\n", detail::limits_of(plan));
 }
 
 }  // namespace stagger::report

@@ -16,8 +16,8 @@ using namespace stagger;
 namespace {
 
 plan::WorkersPlan example() {
-  plan::WorkersPlan p{.allocation = plan::Allocation::hybrid_distribution,
-                      .parameters = plan::ParameterPlacement::round_robin,
+  plan::WorkersPlan p{.allocation = placement::HybridDistribution{},
+                      .parameters = placement::RoundRobin{},
                       .in_flight = 3,
                       .distance = 1,
                       .batch = 32};
@@ -65,8 +65,13 @@ void refused(std::string const& file, char const* words) {
 }  // namespace
 
 TEST_CASE("json/workers_plan: what is written is read again", "[json]") {
-  auto const plan = example();
-  CHECK(json::read_workers_plan(json::write_plan(plan), "x") == plan);
+  auto plan = example();
+  for (auto const& allocation : placement::Allocation::all())
+    for (auto const& parameters : placement::ParameterPlacement::all()) {
+      plan.allocation = allocation;
+      plan.parameters = parameters;
+      CHECK(json::read_workers_plan(json::write_plan(plan), "x") == plan);
+    }
 }
 
 TEST_CASE("json/workers_plan: says what is wrong, and where", "[json]") {

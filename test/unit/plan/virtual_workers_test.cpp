@@ -122,13 +122,12 @@ TEST_CASE(
         bool fits = true;
         for (auto const& devices : groups[a])
           fits = fits && best_bottleneck(p, c, devices, n, n + distance + 3 + 1 + 1);
-        for (auto const parameters :
-             {plan::ParameterPlacement::round_robin, plan::ParameterPlacement::local}) {
+        for (auto const parameters : placement::ParameterPlacement::all()) {
           plan::VirtualWorkers one = all;
           one.in_flight = n;
-          one.allocations = {static_cast<plan::Allocation>(a)};
+          one.allocations = {placement::Allocation::all()[a]};
           one.parameters = {parameters};
-          if (!fits || (a == 0 && parameters == plan::ParameterPlacement::local)) {
+          if (!fits || (a == 0 && parameters == placement::Local{})) {
             REQUIRE_THROWS_AS(one.plan(p, c), Error);
             continue;
           }
@@ -147,7 +146,7 @@ TEST_CASE(
                 REQUIRE(made.workers[w].wanted_bytes > stage.capacity_bytes);
             }
           }
-          if (parameters == plan::ParameterPlacement::local)
+          if (parameters == placement::Local{})
             for (auto const& stage : made.workers[0].stages)
               for (int l = stage.first; l <= stage.last; ++l)
                 REQUIRE(made.layer_nodes[static_cast<std::size_t>(l)] == stage.node);
@@ -165,7 +164,7 @@ TEST_CASE(
     auto const plan = all.plan(p, c);
     REQUIRE(plan.samples_per_s == best);
     REQUIRE(plan.in_flight == fewest);
-    local += plan.parameters == plan::ParameterPlacement::local ? 1 : 0;
+    local += plan.parameters == placement::Local{} ? 1 : 0;
     // A worker's pipeline has the order of the play.
     auto const played = schedule::play_workers(plan.played(), plan.server(), 3 * plan.in_flight);
     auto const table = plan.schedule(0).table({2, 3 * plan.in_flight});
@@ -187,7 +186,7 @@ TEST_CASE("plan/VirtualWorkers: more in flight than memory names the worker and 
           "[plan]") {
   auto const cluster = tool::hetpipe::usable();
   auto const profile = tool::hetpipe::vgg19();
-  plan::VirtualWorkers np{.in_flight = 6, .allocations = {plan::Allocation::node_partition}};
+  plan::VirtualWorkers np{.in_flight = 6, .allocations = {placement::NodePartition{}}};
   REQUIRE_THROWS_WITH(
       np.plan(profile, cluster),
       Catch::Contains("worker 2 (GGGG) has no memory for 6 minibatches in flight") &&
@@ -211,8 +210,12 @@ TEST_CASE("plan/VirtualWorkers: refuses what cannot be planned", "[plan]") {
   REQUIRE_THROWS_WITH((plan::VirtualWorkers{.workers = 3}.plan(profile, cluster)),
                       Catch::Contains("NodePartition wants"));
   REQUIRE_THROWS_WITH((plan::VirtualWorkers{.in_flight = 2,
-                                            .allocations = {plan::Allocation::node_partition},
-                                            .parameters = {plan::ParameterPlacement::local}}
+                                            .allocations = {placement::NodePartition{}},
+                                            .parameters = {placement::Local{}}}
+                           .plan(profile, cluster)),
+                      Catch::Contains("local parameters need equal cuts"));
+  REQUIRE_THROWS_WITH((plan::VirtualWorkers{.allocations = {placement::NodePartition{}},
+                                            .parameters = {placement::Local{}}}
                            .plan(profile, cluster)),
                       Catch::Contains("local parameters need equal cuts"));
   cluster::Profile timeless{.name = "timeless", .batch = 1, .device = "V", .layers = {}};
@@ -242,10 +245,8 @@ TEST_CASE("plan/VirtualWorkers: takes workers with a staleness model of one's ow
   std::mt19937 random(7);
   auto const profile = chain(random, 5);
   auto const cluster = boxes(1e6, 300);
-  plan::VirtualWorkers const planner{.workers = 2,
-                                     .distance = 3,
-                                     .in_flight = 2,
-                                     .allocations = {plan::Allocation::node_partition}};
+  plan::VirtualWorkers const planner{
+      .workers = 2, .distance = 3, .in_flight = 2, .allocations = {placement::NodePartition{}}};
   auto const with = [&](int later) {
     return planner.plan(profile, cluster, [=](int n) { return SlowStart{n, later}; });
   };

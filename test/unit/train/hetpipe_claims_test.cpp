@@ -203,8 +203,8 @@ TEST_CASE(
     device.node = device.kind == "V" ? 0 : device.kind == "R" ? 1 : 2;
   auto const samples_per_s = [](sg::cluster::Cluster const& cluster, int at_once) {
     return sg::plan::VirtualWorkers{.in_flight = at_once,
-                                    .allocations = {sg::plan::Allocation::equal_distribution},
-                                    .parameters = {sg::plan::ParameterPlacement::local}}
+                                    .allocations = {sg::placement::EqualDistribution{}},
+                                    .parameters = {sg::placement::Local{}}}
         .plan(tool::hetpipe::resnet152(), cluster)
         .samples_per_s;
   };
