@@ -22,7 +22,7 @@ stagger_component(stagger LINKS Threads::Threads FIND Threads
 stagger_component(same_bits OPTIONS -ffp-contract=off)
 
 stagger_component(host HEADERS host/asio*.hpp host/detail/asio*.hpp LINKS stagger::stagger Boost::headers
-  INCLUDES "^boost/" "^netinet/tcp\\.h$"
+  INCLUDES "^boost/" "^netinet/tcp[.]h$"
   FIND Boost 1.81 CONFIG COMPONENTS headers
   REMEDY "install Boost 1.81 or newer (libboost1.81-dev on Debian 12) or set Boost_ROOT")
 
@@ -34,17 +34,17 @@ stagger_component(json HEADERS json/*.hpp json/detail/*.hpp LINKS stagger::stagg
   INCLUDES "^nlohmann/" FIND nlohmann_json CONFIG
   REMEDY "install nlohmann-json 3.11 or newer (nlohmann-json3-dev on Debian 12) or set nlohmann_json_ROOT")
 
-stagger_component(mpi HEADERS mpi/*.hpp mpi/detail/*.hpp LINKS stagger::stagger MPI::MPI_CXX INCLUDES "^mpi\\.h$"
+stagger_component(mpi HEADERS mpi/*.hpp mpi/detail/*.hpp LINKS stagger::stagger MPI::MPI_CXX INCLUDES "^mpi[.]h$"
   FIND MPI COMPONENTS CXX
   REMEDY "install an MPI 3 (libopenmpi-dev and openmpi-bin on Debian 12) or set MPI_HOME")
 
 stagger_component(cuda HEADERS cuda/*.hpp cuda/detail/*.hpp LINKS stagger::stagger CUDA::cudart
-  INCLUDES "^cuda_runtime_api\\.h$" "^nvtx3/"
+  INCLUDES "^cuda_runtime_api[.]h$" "^nvtx3/"
   FIND CUDAToolkit 12
   REMEDY "install NVIDIA's CUDA toolkit 12 or newer or set CUDAToolkit_ROOT; no GPU is needed to build")
 
 stagger_component(nccl HEADERS nccl/*.hpp nccl/detail/*.hpp LINKS stagger::cuda NCCL::NCCL
-  INCLUDES "^nccl\\.h$" "^netdb\\.h$" "^netinet/in\\.h$" "^poll\\.h$"
+  INCLUDES "^nccl[.]h$" "^netdb[.]h$" "^netinet/in[.]h$" "^poll[.]h$"
   FIND NCCL 2.27
   REMEDY "install NCCL 2.27 or newer or set NCCL_ROOT")
 

@@ -2,7 +2,7 @@
 #pragma once
 /// @file   Catch2, version 2 or 3: the same test file, written in the words of version 2, works with both.
 
-#if __has_include(<catch2/catch_test_macros.hpp>)
+#if STAGGER_CATCH2 >= 3  // set by CMake
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>

@@ -3,7 +3,7 @@
 // ranks run the same cases in the same order; one that fails ends the job with a code that is not
 // 0.
 
-#if __has_include(<catch2/reporters/catch_reporter_event_listener.hpp>)
+#if STAGGER_CATCH2 >= 3
 #include <catch2/reporters/catch_reporter_event_listener.hpp>
 #include <catch2/reporters/catch_reporter_registrars.hpp>
 #else

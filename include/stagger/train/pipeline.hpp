@@ -204,18 +204,17 @@ template <class... Stage> class Pipeline {
   template <class... P> using Wrong = detail::Wrong<Types, P...>;
 
   [[nodiscard]] std::vector<int> cuts_as_given() {
-    std::vector<int> cuts;
+    std::vector<int> cuts;  // the first layer of each part but the first
     int layers = 0;
     auto const add = [&]<class S>(S& stage) {
       int const here = count(stage);
       int const each = detail::LayerTraits<S>::repeated ? 1 : here;
       for (int l = 0; l < here; l += each) {
-        cuts.push_back(layers);
+        if (layers > 0) cuts.push_back(layers);
         layers += each;
       }
     };
     std::apply([&](auto&... stage) { (add(stage), ...); }, stages_);
-    if (!cuts.empty()) cuts.erase(cuts.begin());
     return cuts;
   }
 

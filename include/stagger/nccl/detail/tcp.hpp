@@ -13,7 +13,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <span>
 #include <string>
 #include <thread>
@@ -100,8 +100,9 @@ inline constexpr double bind_s = 2;     ///< for a port to become free
 
 /// Differs between processes; not 0.
 inline std::uint64_t random_number() {
+  std::random_device random;
   std::uint64_t number = 0;
-  while (number == 0) static_cast<void>(::getrandom(&number, sizeof number, 0));
+  while (number == 0) number = std::uint64_t{random()} << 32 | random();
   return number;
 }
 
