@@ -5,7 +5,6 @@
 #include <initializer_list>
 #include <limits>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include <stagger/placement/catalog.hpp>
@@ -42,7 +41,7 @@ std::string help_of(std::string help, auto const& lines, char const* between) {
     if (help.back() != ' ') help += between;
     help.append(line.what).append(" (").append(line.name).append(")");
   };
-  std::apply([&](auto const&... line) { (add(line), ...); }, lines);
+  lines.for_each(add);
   return help;
 }
 

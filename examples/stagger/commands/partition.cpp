@@ -25,6 +25,8 @@ namespace report = stagger::report;
 using stagger::cluster::Cluster;
 using stagger::cluster::Profile;
 
+constexpr std::string_view min_max = partition::name_of<partition::MinMax>;
+
 /// The devices that --devices names.
 struct Named {
   std::vector<std::string> names;  ///< [devices]
@@ -98,8 +100,7 @@ class Partition final : public Command {
     model_.require("partition", "", "a preset's name");
     if (devices_.empty()) refuse("partition needs --devices NAME,NAME,...");
     require_count(in_flight_flag_, policy_.in_flight);
-    if (policy_.any_order && policy_.name != "min-max")
-      refuse("--any-order is for --policy min-max");
+    if (policy_.any_order && policy_.name != min_max) refuse("--any-order is for --policy min-max");
     Profile const profile = model_.profile();
     Cluster const cluster = model_.cluster();
     Named const named = devices_of(devices_, cluster);
@@ -118,7 +119,7 @@ class Partition final : public Command {
               1};
     }
     std::chrono::duration<double> const took = std::chrono::steady_clock::now() - begin;
-    if (policy_.name != "min-max") warn(found, cluster);
+    warn(found, cluster);
     return {json ? as_json(found, named, took.count()) : as_text(found, named, profile)};
   }
 
@@ -151,7 +152,8 @@ class Partition final : public Command {
     for (auto const& stage : found.devices) {
       Json replicas = Json::array();
       for (int const id : stage) replicas.push_back(name_of(named, id));
-      names.push_back(policy_.name == "pipedream" ? replicas : replicas.front());
+      names.push_back(policy_.name == partition::name_of<partition::PipeDream> ? replicas
+                                                                               : replicas.front());
     }
     return dump({{"cuts", found.cuts},
                  {"devices", names},
@@ -186,7 +188,7 @@ class Partition final : public Command {
 
   ModelAndCluster model_{};
   std::string devices_{};
-  partition::Named policy_{.name = "min-max"};
+  partition::Named policy_{.name = std::string(min_max)};
   Flag in_flight_flag_{};
 };
 

@@ -52,8 +52,7 @@ class LongWorkNotice {
   std::jthread thread_;
 };
 
-constexpr std::string_view pipedream =
-    std::get<partition::CatalogLine<partition::PipeDream>>(partition::catalog_lines).name;
+constexpr std::string_view pipedream = partition::name_of<partition::PipeDream>;
 
 struct Planner {
   std::string_view name;

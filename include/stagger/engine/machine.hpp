@@ -231,8 +231,8 @@ class Machine : public StepStatus {
   template <std::integral I>
   [[nodiscard]] std::byte* gradients_of(I stage, std::size_t owner, std::size_t i,
                                         std::size_t offset) noexcept {
-    auto const* const share = run.share_of(stage, owner, i);
-    if (share != nullptr) return share->at(offset);
+    auto const* const copy = run.copy_of(stage, owner, i);
+    if (copy != nullptr) return copy->at(offset);
     return model.parameters[model.first_layer[stage] + i].stored().gradients.at(offset);
   }
 
@@ -288,7 +288,7 @@ class Machine : public StepStatus {
                                  {scale, model.steps + 1, 0, 0, part});
         }
     }
-    for (auto* const share : end_of_step.clear) share->zero();
+    for (auto* const copy : end_of_step.clear) copy->zero();
   }
 
   OutsideSignals outside_;

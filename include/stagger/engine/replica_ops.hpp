@@ -152,11 +152,11 @@ struct TakenBlocks {
 
 /// The rows and memory of a rank that is one of several replicas.
 struct ReplicaRank {
-  List<Context::LayerOffset> layer_shares;  // [layers] if groups share some layers
-  StepArguments arguments;                  // those of a replica of the last stage
-  Slots target;                             // the rank's rows of the current target
-  Slots outputs;                            // [microbatches] if the caller wants outputs
-  std::size_t last_cell = 0;                // the rank's cell of the last stage
+  List<Context::LayerOffset> layer_offsets;  // [layers] if groups share some layers
+  StepArguments arguments;                   // those of a replica of the last stage
+  Slots target;                              // the rank's rows of the current target
+  Slots outputs;                             // [microbatches] if the caller wants outputs
+  std::size_t last_cell = 0;                 // the rank's cell of the last stage
   bool takes_target_rows = false;
   bool counts = true;      // false if another member of its group has the same losses and outputs
   List<double> uncounted;  // [microbatches] losses that do not count

@@ -147,11 +147,11 @@ struct Replication : ReplicaChecks {
     std::size_t const* const first_rows = run.cells[c].first_rows.data();
     auto const* const grouped = machine.model.grouped.get();
     if (grouped == nullptr) return machine.run.ranks[rank].context.set_first_rows(first_rows);
-    auto& shares = run.ranks[rank].layer_shares;
-    shares.resize(grouped->layers.size());  // more layers than the model has
+    auto& offsets = run.ranks[rank].layer_offsets;
+    offsets.resize(grouped->layers.size());  // more layers than the model has
     for (std::size_t const l : machine.model.layers_of(machine.run.program->cells[c].stage))
-      shares[grouped->layers[l].number] = {first_rows, grouped->layers[l].first_column};
-    machine.run.ranks[rank].context.set_layer_offsets(shares.data());
+      offsets[grouped->layers[l].number] = {first_rows, grouped->layers[l].first_column};
+    machine.run.ranks[rank].context.set_layer_offsets(offsets.data());
   }
 
   /// floor(count * share / total), computed without overflow.

@@ -181,7 +181,7 @@ class Context {
     std::size_t first_column = 0;
   };
   /// For engines: the same for each layer, [layers], if layers differ; null: as set_first_rows says.
-  void set_layer_offsets(LayerOffset const* shares) noexcept { layer_offsets_ = shares; }
+  void set_layer_offsets(LayerOffset const* offsets) noexcept { layer_offsets_ = offsets; }
 
   /// For engines: scratch memory held, in bytes.
   [[nodiscard]] std::uint64_t scratch_bytes() const noexcept { return arena_.bytes(); }

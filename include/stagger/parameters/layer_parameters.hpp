@@ -23,7 +23,7 @@
 
 namespace stagger::detail {
 
-/// The gradients that a share of a layer has memory for. Where owners lie in several processes, a
+/// The gradients that a copy of a layer has memory for. Where owners lie in several processes, a
 /// process needs the whole gradients of its own owners, and of others only what it adds up.
 struct KeptGradients {
   enum class Of : std::uint8_t {
@@ -68,7 +68,7 @@ class GradientCopy {
   void zero() noexcept { gradients_.zero(); }
   void release() noexcept { gradients_ = {}; }
 
-  /// Moves the share to another memory, between steps. In another memory than the first owner's it
+  /// Moves the copy to another memory, between steps. In another memory than the first owner's it
   /// gets values of its own, and the first owner a buffer in which its gradients arrive.
   [[gnu::cold]] void move_to(LayerShape const& shape, ParameterBlocks const& blocks,
                              ParameterMemory const* memory) {
@@ -338,24 +338,24 @@ class LayerMemory : public LayerShape {
 class LayerParameters : public LayerMemory {
  public:
   /// Owners whose gradients are added in one pass over the sum.
-  static constexpr std::size_t most_shares = 15;
+  static constexpr std::size_t most_copies = 15;
 
   /// Adds the sums of other owners, in their order.
-  /// @pre  at most most_shares
-  /// @param to  a share to whose gradients they are added; null: the first owner's
-  void add(std::span<GradientCopy const* const> shares, ByteRange range = {},
+  /// @pre  at most most_copies
+  /// @param to  a copy to whose gradients they are added; null: the first owner's
+  void add(std::span<GradientCopy const* const> copies, ByteRange range = {},
            GradientCopy const* to = nullptr) {
     for (std::size_t i = 0; i < count(); ++i) {
       if (memory() != nullptr)
-        for (GradientCopy const* const share : shares) add_there(i, *share, range);
+        for (GradientCopy const* const copy : copies) add_there(i, *copy, range);
       else if (declarations_[i].type == ElementType::f32)
-        add_gradients<float>(i, shares, elements<float>(i, range), to);
+        add_gradients<float>(i, copies, elements<float>(i, range), to);
       else
-        add_gradients<double>(i, shares, elements<double>(i, range), to);
+        add_gradients<double>(i, copies, elements<double>(i, range), to);
     }
   }
-  void add(GradientCopy const& share) {
-    GradientCopy const* const one = &share;
+  void add(GradientCopy const& copy) {
+    GradientCopy const* const one = &copy;
     add({&one, 1});
   }
 
@@ -387,14 +387,14 @@ class LayerParameters : public LayerMemory {
   template <OptimizerPolicy O> void change(O const& optimizer, UpdateStep const& step) noexcept;
 
  private:
-  [[gnu::cold]] void add_there(std::size_t i, GradientCopy const& share, ByteRange range) {
+  [[gnu::cold]] void add_there(std::size_t i, GradientCopy const& copy, ByteRange range) {
     std::size_t const each = element_bytes(declarations_[i].type);
     auto const [first, last] =
         each == sizeof(float) ? elements<float>(i, range) : elements<double>(i, range);
     if (first >= last) return;
     memory()->add(*memory(), declarations_[i].type,
                   static_cast<std::byte*>(views_[i].gradient) + first * each,
-                  share.sent(*this, i) + first * each, last - first);
+                  copy.sent(*this, i) + first * each, last - first);
   }
 
   /// Elements of a parameter within a range of the layer's memory.
@@ -405,15 +405,15 @@ class LayerParameters : public LayerMemory {
   }
 
   template <class T>
-  void add_gradients(std::size_t i, std::span<GradientCopy const* const> shares, ByteRange elements,
+  void add_gradients(std::size_t i, std::span<GradientCopy const* const> copies, ByteRange elements,
                      GradientCopy const* to) noexcept {
     if (elements.first >= elements.last) return;
     std::size_t const first = offsets_[i] + elements.first * sizeof(T);
-    std::array<T const*, most_shares> more;
-    for (std::size_t s = 0; s < shares.size(); ++s)
-      more[s] = reinterpret_cast<T const*>(shares[s]->at(first));
+    std::array<T const*, most_copies> more;
+    for (std::size_t s = 0; s < copies.size(); ++s)
+      more[s] = reinterpret_cast<T const*>(copies[s]->at(first));
     std::byte* const sum = to == nullptr ? blocks_.gradients.at(first) : to->at(first);
-    add_up(reinterpret_cast<T*>(sum), more.data(), shares.size(), elements.size());
+    add_up(reinterpret_cast<T*>(sum), more.data(), copies.size(), elements.size());
   }
 
   template <class T>
@@ -426,8 +426,8 @@ class LayerParameters : public LayerMemory {
 
   template <class T>
   [[nodiscard]] OptimizerView<T> view(std::size_t i, UpdateStep const& step) noexcept {
-    ParameterView const* const views = step.share == nullptr ? this->views() : step.share->views();
-    auto const& states = step.share == nullptr ? blocks_.states : step.share->states(blocks_);
+    ParameterView const* const views = step.copy == nullptr ? this->views() : step.copy->views();
+    auto const& states = step.copy == nullptr ? blocks_.states : step.copy->states(blocks_);
     OptimizerView<T> v;
     auto const [first, last] = elements<T>(i, step.range);
     v.value = static_cast<T const*>(views[step.from * count() + i].value) + first;
@@ -450,8 +450,8 @@ void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcep
     else
       optimizer.update(view<double>(i, step), step.gradient_scale, step.number);
   }
-  if (step.share != nullptr)
-    step.share->zero();
+  if (step.copy != nullptr)
+    step.copy->zero();
   else
     blocks_.gradients.zero(step.range.first, step.range.last);
 }

@@ -19,8 +19,8 @@ struct UpdateStep {
   std::int64_t number = 1;  // counted from 1
   std::size_t from = 0;     // version of the values
   std::size_t to = 0;
-  ByteRange range = {};           // of the layer's parameters
-  GradientCopy* share = nullptr;  // of the owner that updates its own values; null: the first
+  ByteRange range = {};          // of the layer's parameters
+  GradientCopy* copy = nullptr;  // of the owner that updates its own values; null: the first
 };
 
 /// The optimizer, its type erased; its numbers may change between steps.

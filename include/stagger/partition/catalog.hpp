@@ -2,13 +2,11 @@
 #pragma once
 /// @file   The list of all partitioners that programs choose by name.
 
-#include <array>
 #include <string>
 #include <string_view>
-#include <tuple>
 
+#include <stagger/core/catalog.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/nearest.hpp>
 #include <stagger/partition/block.hpp>
 #include <stagger/partition/costs.hpp>
 #include <stagger/partition/even.hpp>
@@ -24,15 +22,19 @@ template <class P> struct CatalogLine {
   std::string_view what;
 };
 
-inline constexpr std::tuple catalog_lines{
+inline constexpr Catalog catalog_lines{
+    "partitioner",
     CatalogLine<MinMax>{"min-max", "the slowest stage as fast as it can be, within memory"},
     CatalogLine<PipeDream>{"pipedream", "stages of several replicas, for equal devices"},
     CatalogLine<Block>{"block", "sums of layer times as even as possible"},
     CatalogLine<Even>{"even", "as many layers on each stage as on any other"}};
 
 /// Names of all partitioners, in the order of the catalog.
-inline constexpr std::array names =
-    std::apply([](auto const&... line) { return std::array{line.name...}; }, catalog_lines);
+inline constexpr auto names = catalog_lines.names();
+
+/// The name of a partitioner in the catalog.
+template <class P>
+inline constexpr std::string_view name_of = catalog_lines.line<CatalogLine<P>>().name;
 
 /// A partitioner by cost, chosen by its name, with its options.
 struct Named {
@@ -47,16 +49,7 @@ struct Named {
   ///                partitioner throws
   [[nodiscard]] Partition partition(Costs const& costs) const {
     Partition found;
-    bool known = false;
-    auto const take = [&]<class P>(CatalogLine<P> const& line) {
-      if (line.name != name) return;
-      known = true;
-      found = apply<P>(costs);
-    };
-    std::apply([&](auto const&... line) { (take(line), ...); }, catalog_lines);
-    if (!known)
-      raise(Errc::bad_configuration, "there is no partitioner '", name, "'; the nearest is '",
-            nearest(name, names), "'");
+    catalog_lines.visit(name, [&]<class P>(CatalogLine<P> const&) { found = apply<P>(costs); });
     if (found.lower_bound_s == 0) {
       Costs roomy = costs;
       for (Place& place : roomy.places) place.memory_bytes = 1e300;

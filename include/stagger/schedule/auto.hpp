@@ -259,7 +259,7 @@ class Search {
   /// Calls `with(table)` for each schedule of the catalog with this mapping, for each group size
   /// that makes a difference.
   template <class With> void each_published(Shape shape, With const& with) const {
-    for_each_line([&]<class P>(CatalogLine<P> const& line) {
+    catalog_lines.for_each([&]<class P>(CatalogLine<P> const& line) {
       if constexpr (P::flushes && !requires(P policy) { policy.slices; }) {
         bool const alike = shape.ranks == 1 && !two_ways();  // looped and zigzag
         bool const here =

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <string_view>
-#include <tuple>
 
+#include <stagger/core/catalog.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/dual_pipe_v.hpp>
@@ -31,10 +31,11 @@ namespace stagger::schedule {
 
 struct Auto;  // searches among the others, and so includes this header
 
-/// The facts about a schedule that its type does not contain. Its type has its name
-/// (`catalog_name`), whether it flushes, its number of chunks, and its options.
+/// The facts about a schedule that its type does not contain. Its type says whether it flushes, its
+/// number of chunks, and its options.
 template <class P> struct CatalogLine {
   using Policy = P;
+  static constexpr std::string_view name = catalog_name<P>;
   std::string_view what;
   std::string_view constraint;        ///< on ranks P, microbatches M and chunks V
   Mapping mapping = Mapping::looped;  ///< of stages to ranks
@@ -42,7 +43,8 @@ template <class P> struct CatalogLine {
 };
 
 /// All schedules, the plain ones first.
-inline constexpr std::tuple catalog_lines{
+inline constexpr Catalog catalog_lines{
+    "schedule",
     CatalogLine<GPipe>{"all forwards, then all backwards", "V = 1"},
     CatalogLine<OneFOneB>{"early backward; warm-up minimal, deep or a gap; in-flight limit",
                           "V = 1"},
@@ -72,11 +74,6 @@ inline constexpr std::tuple catalog_lines{
     CatalogLine<ForwardOnly>{"evaluation and inference", "any", Mapping::looped, false},
     CatalogLine<Auto>{"found for given costs and memory",
                       "any; zigzag: V even; bidirectional: V = 1, P and M even; slices: V = 1"}};
-
-/// Calls `visit(line)` for each line, in order.
-template <class Visit> constexpr void for_each_line(Visit&& visit) {
-  std::apply([&](auto const&... line) { (visit(line), ...); }, catalog_lines);
-}
 
 namespace detail {
 

@@ -7,11 +7,9 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/nearest.hpp>
 #include <stagger/schedule/auto.hpp>
 #include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
@@ -41,7 +39,7 @@ namespace detail {
 template <class P> [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> const& line) {
   P const policy{};
   CatalogEntry entry{};
-  entry.name = catalog_name<P>;
+  entry.name = line.name;
   entry.what = line.what;
   entry.constraint = line.constraint;
   entry.chunks = policy.chunks();
@@ -64,18 +62,18 @@ template <class P> [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> 
 }  // namespace detail
 
 /// All schedules, the plain ones first.
-inline constexpr std::array catalog = std::apply(
-    [](auto const&... line) { return std::array{detail::entry_of(line)...}; }, catalog_lines);
+inline constexpr auto catalog = [] {
+  std::array<CatalogEntry, catalog_lines.size> entries{};
+  std::size_t i = 0;
+  catalog_lines.for_each([&](auto const& line) { entries[i++] = detail::entry_of(line); });
+  return entries;
+}();
 
 /// @throws Error  bad_configuration for a name that is not in the catalog, naming the nearest
 [[nodiscard]] [[gnu::cold]] inline CatalogEntry const& entry_of(std::string_view name) {
-  std::array<std::string_view, catalog.size()> names{};
-  for (std::size_t i = 0; i < catalog.size(); ++i) {
-    if (catalog[i].name == name) return catalog[i];
-    names[i] = catalog[i].name;
-  }
-  raise(Errc::bad_configuration, "there is no schedule '", std::string(name), "'; the nearest is '",
-        nearest(name, names), "'");
+  for (CatalogEntry const& entry : catalog)
+    if (entry.name == name) return entry;
+  catalog_lines.refuse(name);
 }
 
 struct Named;
@@ -159,8 +157,7 @@ struct Named {
     require(slices != 0, e.takes_slices, "slices");
     require(mapping != Mapping::looped, e.takes_mapping, "mapping");
     require(limits.memory != 0, e.takes_memory, "limits.memory");
-    for_each_line([&]<class P>(CatalogLine<P> const&) {
-      if (e.name != catalog_name<P>) return;
+    catalog_lines.visit(e.name, [&]<class P>(CatalogLine<P> const&) {
       P policy = detail::with_chunks<P>(chunks);
       if constexpr (requires { policy.warmup; }) policy.warmup = warmup;
       if constexpr (requires { policy.group; }) policy.group = group;
@@ -202,8 +199,8 @@ template <class T> [[gnu::cold]] T table_of_named(Named const& named, Shape shap
 template <class T>
 [[gnu::cold]] T catalog_table(std::string_view name, void const* erased, Shape shape) {
   T table;
-  for_each_line([&]<class P>(CatalogLine<P> const&) {
-    if (name == catalog_name<P>) table = static_cast<P const*>(erased)->table(shape);
+  catalog_lines.for_each([&]<class P>(CatalogLine<P> const& line) {
+    if (name == line.name) table = static_cast<P const*>(erased)->table(shape);
   });
   if (table.stages == 0)
     raise(Errc::bad_configuration, "schedule ", std::string(name),

@@ -268,6 +268,10 @@ TEST_CASE("collective/grouping: bad times, bad names and an empty bucket are ref
        {"best", "", "bucket", "bucket:", "bucket:0", "bucket:-1", "bucket:1x", "Optimal"}) {
     CHECK_THROWS_AS(named(name), Error);
   }
+  CHECK_THROWS_WITH(named("optimol"), "there is no grouping 'optimol'; the nearest is 'optimal'");
+  CHECK_THROWS_WITH(named("bucket:0"),
+                    "the grouping 'bucket:0' has no size above 0; write bucket:BYTES");
+  CHECK_THROWS_WITH(named("single:5"), "the grouping 'single:5' takes no size; write single");
   CHECK(std::get<Bucket>(named("bucket:26214400").chosen).bytes == Bucket{}.bytes);
   CHECK_THROWS_AS(Bucket{0}.groups(Layers{1, {1}, {5}}, {1, 1}), Error);
 }

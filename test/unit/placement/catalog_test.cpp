@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -20,7 +19,7 @@ namespace {
 
 /// Every line's name and type mean the same policy, and no other.
 template <class Named, class... P>
-void there_and_back(std::tuple<placement::CatalogLine<P>...> const& lines) {
+void there_and_back(stagger::Catalog<placement::CatalogLine<P>...> const& lines) {
   auto const all = Named::all();
   REQUIRE(all.size() == sizeof...(P));
   REQUIRE(Named::names.size() == sizeof...(P));
@@ -42,7 +41,7 @@ void there_and_back(std::tuple<placement::CatalogLine<P>...> const& lines) {
     });
     CHECK(calls == 1);
   };
-  std::apply([&](auto const&... line) { (check(line), ...); }, lines);
+  lines.for_each(check);
 }
 
 }  // namespace
@@ -55,8 +54,9 @@ TEST_CASE("placement/catalog: each name is the policy of its own type", "[placem
 
 TEST_CASE("placement/catalog: the error for an unknown name lists those that there are",
           "[placement]") {
-  CHECK_THROWS_WITH(Allocation("fair"), "'fair' is no such policy; there are: np, ed, hd");
-  CHECK_THROWS_WITH(ParameterPlacement(""), "'' is no such policy; there are: round-robin, local");
+  CHECK_THROWS_WITH(Allocation("fair"), "there is no allocation 'fair'; the nearest is 'np'");
+  CHECK_THROWS_WITH(ParameterPlacement(""),
+                    "there is no placement of parameters ''; the nearest is 'local'");
 }
 
 }  // namespace catalog_test

@@ -23,7 +23,7 @@ Named named(CatalogEntry const& entry) { return {.name = std::string(entry.name)
 
 TEST_CASE("schedule/Named: every name makes the table of its policy", "[schedule]") {
   std::size_t compared = 0;
-  for_each_line([&]<class P>(CatalogLine<P> const&) {
+  catalog_lines.for_each([&]<class P>(CatalogLine<P> const&) {
     CAPTURE(catalog_name<P>);
     P const policy{};
     Named const same{.name = std::string(catalog_name<P>)};

@@ -21,7 +21,7 @@ inline std::vector<std::pair<std::string, Table>> all(int P, int M) {
   auto const add = [&](std::string name, auto const& policy) {
     tables.emplace_back(std::move(name), policy.table({P, M, policy.chunks()}));
   };
-  for_each_line([&]<class S>(CatalogLine<S> const&) {
+  catalog_lines.for_each([&]<class S>(CatalogLine<S> const&) {
     if constexpr (!std::is_same_v<S, Auto>) add(std::string(catalog_name<S>), S{});
   });
   add("1f1b deep", OneFOneB{.warmup = Warmup::deep});

@@ -108,7 +108,7 @@ std::vector<std::byte> trained(Schedule schedule, int stages, int inputs, Stalen
 
 TEST_CASE("train/Pipeline: a schedule by its name trains with the bits of its policy", "[train]") {
   int compared = 0;
-  sg::schedule::for_each_line([&]<class P>(sg::schedule::CatalogLine<P> const& line) {
+  sg::schedule::catalog_lines.for_each([&]<class P>(sg::schedule::CatalogLine<P> const& line) {
     if (!line.trains) return;
     CAPTURE(sg::schedule::catalog_name<P>);
     sg::schedule::Named const named{.name = std::string(sg::schedule::catalog_name<P>)};

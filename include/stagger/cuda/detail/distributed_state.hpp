@@ -113,12 +113,12 @@ struct DistributedState {
     int const stage = program().cells[first].stage;
     for (std::size_t c = first; c < program().cells.size() && program().cells[c].stage == stage;
          ++c)
-      each_layer(c, [&](std::size_t l, GradientCopy* share) {
+      each_layer(c, [&](std::size_t l, GradientCopy* copy) {
         auto& end_of_step = machine.run.end_of_step[rank_of(c)];
         drop(end_of_step.layers, [&](auto const& one) { return one.layer == l; });
         drop(end_of_step.squares, [&](auto const& one) { return one.layer == l; });
-        drop(end_of_step.clear, [&](auto const* one) { return one == share; });
-        if (share != nullptr) return share->hold_states(parameters(l).stored());
+        drop(end_of_step.clear, [&](auto const* one) { return one == copy; });
+        if (copy != nullptr) return copy->hold_states(parameters(l).stored());
         end_of_step.layers.push_back({l, {}});
         for (std::size_t p = 0; p < machine.model.parameters[l].count(); ++p)
           end_of_step.squares.push_back({l, p});
@@ -126,11 +126,11 @@ struct DistributedState {
   }
   /// The update of an owner who is not the first.
   void update(std::size_t cell) const noexcept {
-    each_layer(cell, [&](std::size_t l, GradientCopy* share) {
-      if (share == nullptr) return;
+    each_layer(cell, [&](std::size_t l, GradientCopy* copy) {
+      if (copy == nullptr) return;
       UpdateStep step;
       step.number = machine.model.steps + 1;
-      step.share = share;
+      step.copy = copy;
       machine.model.optimizer.update(machine.model.optimizer.optimizer, parameters(l), step);
     });
   }
@@ -140,20 +140,20 @@ struct DistributedState {
   /// @param owner   the memory of the owner that has the stage's values; a cell may have its own
   [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory,
                             ParameterMemory const* owner) const {
-    each_layer(cell, [&](std::size_t l, GradientCopy* share) {
+    each_layer(cell, [&](std::size_t l, GradientCopy* copy) {
       parameters(l).move_to(owner);
-      if (share != nullptr) share->move_to(parameters(l), parameters(l).stored(), memory);
+      if (copy != nullptr) copy->move_to(parameters(l), parameters(l).stored(), memory);
     });
   }
 
   /// Visits the layers of a cell with their number and, for an owner that is not the first, its
-  /// share.
+  /// copy.
   template <class Visit> void each_layer(std::size_t cell, Visit visit) const {
     std::size_t const owner = cell - first_owner(cell);
     int const stage = program().cells[cell].stage;
     IndexRange const layers = machine.model.layers_of(stage);
     for (std::size_t const l : layers)
-      visit(l, owner == 0 ? nullptr : &machine.run.owned_by(stage, owner).shares[l - layers.first]);
+      visit(l, owner == 0 ? nullptr : &machine.run.owned_by(stage, owner).copies[l - layers.first]);
   }
   [[nodiscard]] LayerParameters& parameters(std::size_t layer) const noexcept {
     return machine.model.parameters[layer];
@@ -171,8 +171,8 @@ struct DistributedState {
     if (!program().training) return;
     for (std::size_t c = 0; c < program().cells.size(); ++c) {
       if (rank_of(c) != rank) continue;
-      each_layer(c, [&](std::size_t l, GradientCopy* share) {
-        if (share != nullptr) return share->zero();
+      each_layer(c, [&](std::size_t l, GradientCopy* copy) {
+        if (copy != nullptr) return copy->zero();
         machine.model.parameters[l].zero_gradients();
         if (!program().flushes) machine.model.parameters[l].restore();
       });

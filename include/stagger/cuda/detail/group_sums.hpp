@@ -47,12 +47,11 @@ class GroupReduction {
       int layer = 0;  // of the stage
       state_.each_layer(
           cell_of(layers.stage, group.members[m]->gpu),
-          [&](std::size_t l, stagger::detail::GradientCopy* share) {
+          [&](std::size_t l, stagger::detail::GradientCopy* copy) {
             int const here = layer++;
             auto const& parameters = state_.parameters(l);
             if (here < layers.lowest || here > layers.highest || parameters.count() == 0) return;
-            blocks_[m].push_back({&parameters,
-                                  share != nullptr ? share->views() : parameters.views(),
+            blocks_[m].push_back({&parameters, copy != nullptr ? copy->views() : parameters.views(),
                                   group.places.size()});
           });
     }

@@ -247,10 +247,10 @@ class Messages {
     for (auto const& owner : routes_.owners()) {
       if (owner.receiver != rank || !(streams_.own(rank) || streams_.own(owner.sender))) continue;
       transfer_.clear();
-      distributed_.each_layer(owner.cell, [&](std::size_t l, GradientCopy* share) {
+      distributed_.each_layer(owner.cell, [&](std::size_t l, GradientCopy* copy) {
         auto const values = distributed_.parameters(l).values();
         if (values.empty()) return;
-        auto const apart = share->values();  // none where the first owner is of another process
+        auto const apart = copy->values();  // none where the first owner is of another process
         transfer_.add(values, apart.empty() ? values : apart);
       });
       transfer_.follow(rank, channel_[owner.back]);
@@ -370,9 +370,9 @@ class Messages {
       OwnerRoute const& owner = routes_.owners()[n];
       if (owner.sender != rank || !(streams_.own(rank) || streams_.own(owner.receiver))) continue;
       transfer_.clear();
-      distributed_.each_layer(owner.cell, [&](std::size_t, GradientCopy* share) {
-        if (share->gradients().empty()) return;
-        transfer_.add(share->gradients(), share->received());
+      distributed_.each_layer(owner.cell, [&](std::size_t, GradientCopy* copy) {
+        if (copy->gradients().empty()) return;
+        transfer_.add(copy->gradients(), copy->received());
       });
       transfer_.follow(rank, channel_[owner.channel]);
       transfer_.enqueue(channel_[owner.channel]);

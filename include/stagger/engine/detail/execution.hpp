@@ -27,7 +27,7 @@ struct LayerStorage {
 /// The memory of one owner of a stage.
 struct CellStorage {
   List<Layer> layer_copies;         // of every owner but the first
-  FixedArray<GradientCopy> shares;  // likewise
+  FixedArray<GradientCopy> copies;  // likewise
   FixedArray<LayerStorage> layers;
   Slots x;  // of the first stage: one object for its input's gradient, which is not read
   Slots repeated_output;
@@ -132,14 +132,14 @@ struct Execution {
     return *own;
   }
 
-  /// The share that has an owner's gradients of layer `i` of a stage; null: they lie where the sums
+  /// The copy that has an owner's gradients of layer `i` of a stage; null: they lie where the sums
   /// will be.
   template <std::integral I>
-  [[nodiscard]] GradientCopy const* share_of(I stage, std::size_t owner, std::size_t i) const {
+  [[nodiscard]] GradientCopy const* copy_of(I stage, std::size_t owner, std::size_t i) const {
     auto const* own = storage[stage].next.get();
     for (std::size_t o = 1; own != nullptr; own = own->next.get(), ++o) {
-      GradientCopy const& share = own->shares[i];
-      if (owner == (share.kept().of == KeptGradients::Of::first ? 0 : o)) return &share;
+      GradientCopy const& copy = own->copies[i];
+      if (owner == (copy.kept().of == KeptGradients::Of::first ? 0 : o)) return &copy;
     }
     return nullptr;
   }
@@ -150,8 +150,8 @@ struct Execution {
     for (auto& layer : model.parameters) layer.take_back();
     for (std::size_t s = 0; s < storage.size(); ++s)
       for (auto* owner = storage[s].next.get(); owner != nullptr; owner = owner->next.get())
-        for (std::size_t i = 0; i < owner->shares.size(); ++i)
-          owner->shares[i].take_values(model.parameters[model.first_layer[s] + i].stored());
+        for (std::size_t i = 0; i < owner->copies.size(); ++i)
+          owner->copies[i].take_values(model.parameters[model.first_layer[s] + i].stored());
   }
 
   /// Calls `visit(parameters)` for each layer that the program updates before all ranks have
@@ -166,7 +166,7 @@ struct Execution {
     for (auto& layer : model.parameters) layer.zero_gradients();
     for (auto& first : storage)
       for (auto* owner = first.next.get(); owner != nullptr; owner = owner->next.get())
-        for (auto& share : owner->shares) share.zero();
+        for (auto& copy : owner->copies) copy.zero();
   }
 
   /// The factor that scales all gradients down to Options::clip_norm, once each rank has finished.
@@ -182,8 +182,8 @@ struct Execution {
   [[gnu::cold]] void add_memory(Memory& memory) const {
     for (auto const& first : storage) {
       for (auto const* owner = &first; owner != nullptr; owner = owner->next.get()) {
-        for (auto const& share : owner->shares)
-          (share.kept().arrive() ? memory.scratch : memory.parameters) += share.bytes();
+        for (auto const& copy : owner->copies)
+          (copy.kept().arrive() ? memory.scratch : memory.parameters) += copy.bytes();
         memory.activations += owner->x.bytes();
         for (auto const& layer : owner->layers) {
           memory.activations += layer.y.bytes() + layer.saved.bytes();
@@ -216,11 +216,11 @@ struct Execution {
       if (own->next == nullptr) {
         auto made = std::make_unique<CellStorage>();
         made->layers = FixedArray<LayerStorage>(layers);
-        made->shares = FixedArray<GradientCopy>(layers);
+        made->copies = FixedArray<GradientCopy>(layers);
         for (std::size_t i = 0; i < layers; ++i) {
           made->layer_copies.push_back(model.layers[model.first_layer[stage] + i]);
           auto const& parameters = model.parameters[model.first_layer[stage] + i];
-          made->shares[i].of(parameters, parameters.views(), parameters.stored());
+          made->copies[i].of(parameters, parameters.views(), parameters.stored());
         }
         own->next = std::move(made);
       }
@@ -246,7 +246,7 @@ struct Execution {
       run.ops = &model.layers[l].ops();
       if (owner == 0) model.parameters[l].reserve_versions(need.versions);
       run.parameter_count = model.parameters[l].count();
-      run.parameters = owner == 0 ? model.parameters[l].views() : own.shares[i].views();
+      run.parameters = owner == 0 ? model.parameters[l].views() : own.copies[i].views();
       run.number = model.number(l);
       bool const final_layer = i + 1 == own.layers.size();
       grow(values.saved, *run.ops->saved, need.kept_slots);
@@ -267,9 +267,9 @@ struct Execution {
           at_end.squares.push_back({l, p});
         at_end.layers.push_back({l, {}});
       } else {
-        at_end.clear.push_back(&own.shares[i]);
+        at_end.clear.push_back(&own.copies[i]);
         end_of_step[program->cells[cells_of(*program, need.stage).first].rank].add.push_back(
-            {&model.parameters[l], &own.shares[i]});
+            {&model.parameters[l], &own.copies[i]});
       }
     }
     SlotType const& input = *cell.layers.front().ops->input;

@@ -102,25 +102,25 @@ struct ReplicaSums {
   static void add_up(LayerParameters& sum, CellStorage const& stage, std::size_t i,
                      Instruction const& in) {
     ByteRange const part = sum.part(in.part(), in.parts());
-    auto const lies_there = [](GradientCopy const& share) {
-      return share.kept().of == KeptGradients::Of::first;
+    auto const lies_there = [](GradientCopy const& copy) {
+      return copy.kept().of == KeptGradients::Of::first;
     };
     GradientCopy const* to = nullptr;
     for (auto const* owner = stage.next.get(); owner != nullptr; owner = owner->next.get())
-      if (lies_there(owner->shares[i])) to = &owner->shares[i];
-    std::array<GradientCopy const*, LayerParameters::most_shares> shares;
+      if (lies_there(owner->copies[i])) to = &owner->copies[i];
+    std::array<GradientCopy const*, LayerParameters::most_copies> copies;
     std::size_t count = 0;
-    auto const add = [&] { sum.add({shares.data(), std::exchange(count, 0)}, part, to); };
+    auto const add = [&] { sum.add({copies.data(), std::exchange(count, 0)}, part, to); };
     auto const* owner = &stage;
     for (unsigned o = 1; o < in.parts(); ++o) {
       owner = owner->next.get();
-      GradientCopy const& share = owner->shares[i];
-      if (lies_there(share)) {
+      GradientCopy const& copy = owner->copies[i];
+      if (lies_there(copy)) {
         add();
         to = nullptr;
       }
-      if (count == shares.size()) add();
-      shares[count++] = &share;
+      if (count == copies.size()) add();
+      copies[count++] = &copy;
     }
     add();
   }

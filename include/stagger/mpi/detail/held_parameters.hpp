@@ -76,14 +76,14 @@ struct HeldParameters {
         std::size_t o = 0;
         for (auto* owner = machine.run.storage[stage].next.get(); owner;
              owner = owner->next.get()) {
-          auto& share = owner->shares[l - layers.first];
+          auto& copy = owner->copies[l - layers.first];
           Kept const kept = here && ++o < cells.size() && commits()
                                 ? kept_of(cells, o, parameters, own)
-                                : share.kept();
+                                : copy.kept();
           if (!here)
-            share.release();
-          else if (made || kept != share.kept() || (share.bytes() == 0 && !kept.arrive()))
-            share.of(parameters, parameters.views(), parameters.stored(), kept);
+            copy.release();
+          else if (made || kept != copy.kept() || (copy.bytes() == 0 && !kept.arrive()))
+            copy.of(parameters, parameters.views(), parameters.stored(), kept);
         }
       }
     });
@@ -159,7 +159,7 @@ struct HeldParameters {
  private:
   using Kept = stagger::detail::KeptGradients;
 
-  /// What a further owner's share keeps for a step.
+  /// What a further owner's copy keeps for a step.
   [[nodiscard]] Kept kept_of(IndexRange cells, std::size_t owner, LayerParameters const& layer,
                              bool const* own) const noexcept {
     auto const here = [&](std::size_t c) { return own[program().cells[c].rank]; };
