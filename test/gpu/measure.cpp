@@ -271,7 +271,7 @@ void between_gpus() {
   constexpr std::size_t messages = 32;
   std::string const what =
       "a message of 16 MiB from GPU to GPU, M=32: time of a step beyond one GPU";
-  if (sg::cuda::device_count() < 2) return row(what, "one GPU only: not measured", "-", true);
+  if (sg::cuda::device_count() < 2) return row(what, "one GPU only: not measured", "none", true);
   auto const x = inputs(messages, size);
   std::vector<sg::cuda::Tensor<>> one_y(messages);
   std::vector<sg::cuda::Tensor<>> two_y(messages);

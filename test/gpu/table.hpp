@@ -3,6 +3,7 @@
 /// @file   Lines of the report of a GPU.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <string>
@@ -29,7 +30,7 @@ inline void row(std::string const& what, std::string const& measured, std::strin
 
 inline std::string number(double value, char const* unit) {
   char text[64];
-  std::snprintf(text, sizeof text, "%.3g %s", value, unit);
+  std::snprintf(text, sizeof text, std::abs(value) < 1000 ? "%.3g %s" : "%.0f %s", value, unit);
   return text;
 }
 
