@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include <unistd.h>
+
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
@@ -35,7 +37,17 @@ template <class Optimizer, class Model = sg::staleness::Synchronous> class OnPor
         optimizer_(optimizer),
         model_(model),
         deadline_s_(deadline_s) {
-    start();
+    // Below the ports that the system gives to connections, one of which could take this one while
+    // the server is away.
+    port_ = static_cast<std::uint16_t>(10000 + ::getpid() % 20000);
+    while (listening_ == nullptr) {
+      try {
+        start();
+      } catch (sg::Error const& error) {
+        stop();
+        if (error.code() != sg::Errc::io || ++port_ > 32000) throw;
+      }
+    }
   }
   OnPort(OnPort const&) = delete;
   OnPort& operator=(OnPort const&) = delete;
@@ -101,21 +113,25 @@ TEST_CASE("asio/AsioParameterServer: streams go on with a durable server that is
           "[asio]") {
   for (int const distance : {0, 1}) {
     CAPTURE(distance);
-    TemporaryFolder const folder;
-    OnPort<sg::optimizer::Sgd> server({.workers = 2, .shards = 2, .durable = folder.path()}, {});
-    server.restart_between_pushes(5);
-    compare(Waves{2, 2, distance}, server, {{2}, {1}}, 2, 15, adam);
-    CHECK(server.stop_restarting() >= 1);
+    for (int restarts = 0; restarts == 0;) {  // none if the system does not run that thread in time
+      TemporaryFolder const folder;
+      OnPort<sg::optimizer::Sgd> server({.workers = 2, .shards = 2, .durable = folder.path()}, {});
+      server.restart_between_pushes(5);
+      compare(Waves{2, 2, distance}, server, {{2}, {1}}, 2, 15, adam);
+      restarts = server.stop_restarting();
+    }
   }
 }
 
 TEST_CASE("asio/AsioParameterServer: steps go on with a durable server that is started again",
           "[asio]") {
-  TemporaryFolder const folder;
-  OnPort server({.workers = 2, .durable = folder.path()}, adam);
-  server.restart_between_pushes(3);
-  compare_steps(2, server, adam);
-  CHECK(server.stop_restarting() >= 1);
+  for (int restarts = 0; restarts == 0;) {
+    TemporaryFolder const folder;
+    OnPort server({.workers = 2, .durable = folder.path()}, adam);
+    server.restart_between_pushes(3);
+    compare_steps(2, server, adam);
+    restarts = server.stop_restarting();
+  }
 }
 
 TEST_CASE("asio/AsioParameterServer: a durable server that is started again has what it had",
