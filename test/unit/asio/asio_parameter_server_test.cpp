@@ -163,9 +163,11 @@ class Client {
   boost::asio::ip::tcp::socket socket_;
 };
 
-/// Whether worker `n` has pushed something in its first stream.
-template <class Server> bool begun(Server const& server, int n) {
-  return server.server.in_process()->pushes(n, 0) != 0;
+/// Whether worker `n` has pushed every layer in its first stream.
+template <class Server> bool has_pushed(Server const& server, int n) {
+  for (std::size_t l = 0; l < layers; ++l)
+    if (server.server.in_process()->pushes(n, l) == 0) return false;
+  return true;
 }
 
 }  // namespace
@@ -343,7 +345,7 @@ TEST_CASE("asio/AsioParameterServer: a worker that is cut off in a push has fail
     client.send(push.substr(0, 50));
     REQUIRE(client.kind() == remote::MessageKind::joined);
     std::thread cut([&] {
-      while (!begun(server, 0)) std::this_thread::yield();
+      while (!has_pushed(server, 0)) std::this_thread::yield();
       client.close();
     });
     REQUIRE_THROWS_WITH(run(a.stream(batch)), Catch::Matchers::Contains("worker 1 has failed"));
@@ -774,7 +776,7 @@ TEST_CASE("asio/AsioParameterServer: a server that goes ends the streams of its 
   auto b = make(Waves{2, 4, 0}, *server, 1, {2}, 1, sgd);
   auto const batch = data(8);
   std::thread end([&] {
-    while (!begun(*server, 0)) std::this_thread::yield();
+    while (!has_pushed(*server, 0)) std::this_thread::yield();
     server = nullptr;
   });
   REQUIRE_THROWS_WITH(run(a.stream(batch)),

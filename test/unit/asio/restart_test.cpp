@@ -10,8 +10,6 @@
 #include <thread>
 #include <vector>
 
-#include <unistd.h>
-
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
@@ -37,17 +35,11 @@ template <class Optimizer, class Model = sg::staleness::Synchronous> class OnPor
         optimizer_(optimizer),
         model_(model),
         deadline_s_(deadline_s) {
-    // Below the ports that the system gives to connections, one of which could take this one while
-    // the server is away.
-    port_ = static_cast<std::uint16_t>(10000 + ::getpid() % 20000);
-    while (listening_ == nullptr) {
-      try {
-        start();
-      } catch (sg::Error const& error) {
-        stop();
-        if (error.code() != sg::Errc::io || ++port_ > 32000) throw;
-      }
-    }
+    using boost::asio::ip::tcp;
+    reserved_.open(tcp::v4());
+    reserved_.set_option(tcp::acceptor::reuse_address(true));
+    reserved_.bind({boost::asio::ip::address_v4::loopback(), 0});
+    start();
   }
   OnPort(OnPort const&) = delete;
   OnPort& operator=(OnPort const&) = delete;
@@ -60,9 +52,8 @@ template <class Optimizer, class Model = sg::staleness::Synchronous> class OnPor
   void start() {
     server_ = std::make_unique<sg::collective::ParameterServer>(options_);
     listening_ = std::make_unique<sg::host::AsioParameterServer>(
-        *server_, sg::host::ListenOptions{.port = port_, .deadline_s = deadline_s_}, optimizer_,
+        *server_, sg::host::ListenOptions{.port = port(), .deadline_s = deadline_s_}, optimizer_,
         model_);
-    port_ = listening_->port();
   }
   /// Whenever worker 0 has pushed something, so many times.
   void restart_between_pushes(int times) {
@@ -89,9 +80,9 @@ template <class Optimizer, class Model = sg::staleness::Synchronous> class OnPor
     return restarts_;
   }
   [[nodiscard]] auto worker(int number) const {
-    return sg::host::RemoteParameterServer({.port = port_, .deadline_s = 20}).worker(number);
+    return sg::host::RemoteParameterServer({.port = port(), .deadline_s = 20}).worker(number);
   }
-  [[nodiscard]] std::uint16_t port() const { return port_; }
+  [[nodiscard]] std::uint16_t port() const { return reserved_.local_endpoint().port(); }
   [[nodiscard]] auto local(int number) const { return server_->worker(number); }
 
  private:
@@ -99,7 +90,9 @@ template <class Optimizer, class Model = sg::staleness::Synchronous> class OnPor
   Optimizer optimizer_;
   Model model_;
   double deadline_s_;
-  std::uint16_t port_ = 0;
+  boost::asio::io_context context_;
+  boost::asio::ip::tcp::acceptor reserved_{context_};  // does not listen, but keeps the port from
+                                                       // others while the server is away
   std::unique_ptr<sg::collective::ParameterServer> server_;
   std::unique_ptr<sg::host::AsioParameterServer> listening_;
   std::atomic<bool> over_{false};
