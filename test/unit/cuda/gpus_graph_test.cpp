@@ -75,6 +75,28 @@ TEST_CASE(
   CHECK(counts.instantiations + counts.updates == 4);
 }
 
+TEST_CASE("cuda/Gpus: no graph of a program is replayed after steps of others", "[cuda]") {
+  si::Session const session;
+  sg::cuda::GraphCounts counts;
+  auto train = on_all(three, captured(on_gpus({0, 1, 2}), 1, &counts));
+  auto host = on_host(three);
+  auto const first = batch(6, 3, false);
+  auto const steps = [&](auto const& data, int count) {
+    for (int s = 0; s < count; ++s)
+      REQUIRE(sg::run(train.step(data)).loss == sg::run(host.step(data)).loss);
+  };
+  steps(first, 3);
+  CHECK(counts.captures == 1);
+  CHECK(counts.replays == 2);
+  for (int microbatches = 4; microbatches < 13; ++microbatches)  // more programs than are kept
+    steps(batch(microbatches, microbatches, false), 1);
+  CHECK(counts.captures == 1);
+  steps(first, 3);
+  CHECK(counts.captures == 2);
+  CHECK(counts.replays == 4);
+  REQUIRE((bits(train) == bits(host)));
+}
+
 TEST_CASE("cuda/Gpus: a stage that throws or synchronises while it is recorded ends the step alone",
           "[cuda]") {
   int const how = GENERATE(2, -2);

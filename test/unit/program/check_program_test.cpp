@@ -565,6 +565,26 @@ TEST_CASE("program/require_sound: one sentence names rank, instruction and what 
     CHECK_THAT(said(lacking, *replicated),
                Catch::Contains("the end, rank 1 ends before all that the table says is done"));
   }
+  SECTION("own waves in place of the pushes of others") {
+    staleness::WaveSynchronous const waves{.in_flight = 2, .distance = 0};
+    LayOutOptions options;
+    options.staleness = detail::staleness_model<true>(waves);
+    auto const worker = made("worker", schedule::Fifo{.in_flight = 2}.table({1, 9}), options);
+    Program stale = worker->program;
+    auto& only = stale.ranks[0];
+    auto& code = only.code;
+    std::size_t pull = 0;
+    while (code[pull].op != Op::pull || code[pull].rounds() == 0) ++pull;
+    REQUIRE(code[pull].snapshot());
+    REQUIRE(code[pull].waits == 1);  // for the server
+    erase(only.waits, wait_of(only, pull));
+    code[pull].waits = 0;
+    --code[pull].microbatch;  // a round less of all workers
+    ++code[pull].x;           // and one more of its own, which makes as many updates
+    CHECK_THAT(said(stale, *worker),
+               Catch::Contains("reads weights with 0 pushes of every worker, where the staleness "
+                               "model needs 1"));
+  }
   SECTION("a staleness model that answers otherwise the second time") {
     static int asked = 0;
     asked = 0;
