@@ -34,11 +34,11 @@
 
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/collective/remote_link.hpp>
-#include <stagger/collective/server_connection.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/host/detail/asio_connection.hpp>
+#include <stagger/host/detail/server_thread.hpp>
 #include <stagger/model/optimizer.hpp>
 #include <stagger/staleness/policy.hpp>
 #include <stagger/staleness/synchronous.hpp>
@@ -95,6 +95,7 @@ struct ListenOptions {
                                                         ///< message, or before it has joined
   double handshake_s = 5;                               ///< > 0: for a worker to identify itself
   std::uint64_t model_bytes = std::uint64_t{1} << 34U;  ///< of all values, at most
+  int threads = 0;  ///< that serve workers; 0: one on every core, at most 8
 };
 
 /// The address of a server for its workers, and a deadline.
@@ -111,64 +112,22 @@ struct ConnectOptions {
 
 namespace stagger::detail::framed {
 
-using collective::detail::ServerConnection;
-using collective::detail::ServerInProcess;
-
 inline void require_deadline(double deadline_s) {
   if (!(deadline_s > 0 && deadline_s < 1e6))
     raise(Errc::bad_configuration, "a connection cannot have a deadline of ", deadline_s,
           " s; use more than 0 and less than 1e6");
 }
 
-/// What a worker is told that does not send its first values.
-[[nodiscard]] inline std::string too_late(double deadline_s) {
-  return text(
-      "the worker has sent nothing for ", deadline_s,
-      " s before the server had all of its first values, and was not let in; see what holds "
-      "it up, or raise ListenOptions::deadline_s");
-}
-
-/// A connection that a server has accepted, and the server's end of it.
-struct Accepted {
-  /// @param hello  the first bytes that are expected; must outlive this object
-  Accepted(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules const& rules,
-           AsioConnection::Socket socket, Hello const& hello, double deadline_s)
-      : worker(std::move(server), rules),
-        stream(
-            std::make_shared<AsioConnection>(std::move(socket), "a worker", &hello, deadline_s)) {
-    worker.carried_by(*stream);
-    stream->start(worker);
-  }
-  /// Called ten times a second. Ends a connection that has not identified its worker in time. How
-  /// long the first values of a worker take depends on the model: it joins for as long as they come.
-  /// @param handshake  ticks
-  /// @param late       told to a worker that sends nothing before it has joined
-  void tick(int handshake, std::string const& late) noexcept {
-    bool const known = worker.identified();
-    known && !worker.joined() ? stream->tick(late) : stream->tick();
-    if (++age > handshake && !known) stream->end(nullptr);
-  }
-
-  ServerConnection worker;
-  std::shared_ptr<AsioConnection> stream;
-  int age = 0;  // ticks
-};
-
-/// Accepts workers, on its own thread.
+/// Accepts workers on the first of its threads, and gives each connection to one of them.
 class Listener {
  public:
   Listener(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules rules,
            host::ListenOptions const& options)
-      : server_(std::move(server)),
-        rules_(std::move(rules)),
-        hello_(options.token.hello()),
-        deadline_s_(options.deadline_s),
-        handshake_(ticks(options.handshake_s)),
-        late_(too_late(options.deadline_s)),
-        acceptor_(context_),
-        timer_(context_) {
-    require_deadline(options.deadline_s);
-    require_deadline(options.handshake_s);
+      : service_{std::move(server), std::move(rules), options.token.hello(), options.deadline_s,
+                 ticks(options.handshake_s)},
+        threads_(start(service_, options)),
+        acceptor_(threads_[0]->executor()),
+        timer_(threads_[0]->executor()) {
     boost::system::error_code error;
     auto const address = boost::asio::ip::make_address(options.address, error);
     if (error)
@@ -188,106 +147,82 @@ class Listener {
     refused(acceptor_.bind(at, error));
     refused(acceptor_.listen(tcp::acceptor::max_listen_connections, error));
     port_ = acceptor_.local_endpoint().port();
-    accept();
-    go_on();
-    thread_ = std::thread([this] { run(); });
+    boost::asio::post(threads_[0]->executor(), [this] {
+      accept();
+      go_on();
+    });
   }
   Listener(Listener const&) = delete;
   Listener& operator=(Listener const&) = delete;
   ~Listener() {
-    context_.stop();
-    thread_.join();
-    for (auto const& each : accepted_) {
-      each->worker.lose();
-      each->stream->end(nullptr);
-    }
+    for (auto const& each : threads_) each->stop();
+    for (auto const& each : threads_) each->lose_all();
   }
 
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
 
  private:
+  using Threads = std::vector<std::unique_ptr<ServerThread>>;
+  static constexpr std::size_t most_threads = 256;
   static constexpr std::size_t most_unidentified = 256;
-  static constexpr int silent_ticks = 2;  // before a silent connection may be ended
 
-  void run() noexcept {
-    while (!context_.stopped()) {
-      try {
-        context_.run();
-      } catch (...) {  // for example, no memory for one connection; the others continue, and its
-                       // worker waits
-        resting_ = true;
-      }
-    }
+  static Threads start(Service const& service, host::ListenOptions const& options) {
+    require_deadline(options.deadline_s);
+    require_deadline(options.handshake_s);
+    std::size_t const cores = std::thread::hardware_concurrency();
+    std::size_t const count = options.threads != 0 ? static_cast<std::size_t>(options.threads)
+                                                   : std::clamp<std::size_t>(cores, 1, 8);
+    if (count > most_threads)  // or negative
+      raise(Errc::bad_configuration, "a parameter server cannot have ", options.threads,
+            " threads; use 1 to ", most_threads, ", or 0 for one on every core, but at most 8");
+    Threads threads;
+    while (threads.size() < count)
+      threads.push_back(std::make_unique<ServerThread>(service, most_unidentified / count));
+    return threads;
   }
 
+  /// Accepts a connection for the thread that has the fewest, if one has room.
   void accept() {
-    acceptor_.async_accept([this](boost::system::error_code const& error, auto socket) {
-      if (!error) add(std::move(socket));
-      if (error ? end_silent() : has_room())  // an error: for example, no free file descriptor
-        accept();
-      else
-        resting_ = true;  // the next tick tries again
-    });
+    ServerThread& thread = **std::min_element(
+        threads_.begin(), threads_.end(),
+        [](auto const& a, auto const& b) { return a->connections() < b->connections(); });
+    resting_ = true;  // the next tick tries again, unless this succeeds
+    if (thread.connections() == ServerThread::full) return;
+    acceptor_.async_accept(thread.executor(),
+                           [this, &thread](boost::system::error_code const& error, auto socket) {
+                             resting_ = true;
+                             if (error)
+                               return end_silent();  // for example, no free file descriptor
+                             auto add = [this, &thread, socket = std::move(socket)]() mutable {
+                               thread.add(std::move(socket));
+                               boost::asio::post(threads_[0]->executor(), [this] { accept(); });
+                             };
+                             boost::asio::post(thread.executor(), std::move(add));
+                             resting_ = false;
+                           });
+    resting_ = false;
   }
-
-  void add(AsioConnection::Socket socket) {
-    accepted_.push_back(
-        std::make_unique<Accepted>(server_, rules_, std::move(socket), hello_, deadline_s_));
+  void end_silent() {
+    for (auto const& each : threads_)
+      boost::asio::post(each->executor(), [thread = each.get()] { thread->end_silent(); });
   }
-
-  /// Whether another connection can be accepted. If there are too many that have not identified
-  /// themselves, the oldest silent one is closed; so a worker whose first bytes have arrived is
-  /// never disconnected for another.
-  bool has_room() {
-    forget();
-    auto const unidentified = static_cast<std::size_t>(
-        std::count_if(accepted_.begin(), accepted_.end(),
-                      [](auto const& each) { return !each->worker.identified(); }));
-    return unidentified < most_unidentified || end_silent();
-  }
-  /// @return whether there was one
-  bool end_silent() {
-    auto const oldest = std::find_if(accepted_.begin(), accepted_.end(), [](auto const& each) {
-      return each->age >= silent_ticks && each->stream->silent();
-    });
-    if (oldest == accepted_.end()) return false;
-    (*oldest)->stream->end(nullptr);
-    accepted_.erase(oldest);
-    return true;
-  }
-  void forget() {
-    std::erase_if(accepted_, [](auto const& each) { return each->stream->ended(); });
-  }
-
   void go_on() {
     timer_.expires_after(tick);
     timer_.async_wait([this](boost::system::error_code const&) {
-      for (auto const& each : accepted_) each->tick(handshake_, late_);
-      forget();
-      awaited_ = server_->awaits_any() ? awaited_ + 1 : 0;
-      if (awaited_ > ticks(deadline_s_)) server_->give_up_awaited();
-      if (resting_ && has_room()) {
-        resting_ = false;
-        accept();
-      }
+      awaited_ = service_.server->awaits_any() ? awaited_ + 1 : 0;
+      if (awaited_ > ticks(service_.deadline_s)) service_.server->give_up_awaited();
+      if (resting_) accept();
       go_on();
     });
   }
 
-  std::shared_ptr<ServerInProcess> server_;
-  collective::detail::RemoteRules rules_;
-  Hello hello_;
-  double deadline_s_;
-  int handshake_;     // ticks
-  std::string late_;  // for workers
-  boost::asio::io_context context_{1};
+  Service service_;
+  Threads threads_;
   boost::asio::basic_socket_acceptor<tcp, AsioConnection::Executor> acceptor_;
   boost::asio::steady_timer timer_;
   std::uint16_t port_ = 0;
   bool resting_ = false;
   int awaited_ = 0;  // ticks for which a worker that should continue its stream has been missing
-  std::vector<std::unique_ptr<Accepted>> accepted_;
-  std::thread thread_;
 };
 
 /// A worker's connection, with its own thread.

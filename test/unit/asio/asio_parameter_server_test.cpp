@@ -58,7 +58,7 @@ struct OnPort {
                   Model const& model = {},
                   sg::collective::OnFailure on_failure = sg::collective::OnFailure::fail_fast)
       : server({.workers = workers, .shards = 2, .log = log, .on_failure = on_failure}),
-        listening(server, {}, optimizer, model),
+        listening(server, {.threads = workers}, optimizer, model),
         remote({.port = listening.port(), .deadline_s = 5}) {}
   [[nodiscard]] auto worker(int number) const { return remote.worker(number); }
   [[nodiscard]] auto const& in_process() const { return server.in_process(); }
@@ -585,7 +585,7 @@ TEST_CASE("asio/AsioParameterServer: connections that say nothing are ended in t
 
 TEST_CASE("asio/AsioParameterServer: a crowd does not push out who has said hello", "[asio]") {
   sg::collective::ParameterServer const server({.workers = 1});
-  sg::host::AsioParameterServer const listening(server, {.handshake_s = 600});
+  sg::host::AsioParameterServer const listening(server, {.handshake_s = 600, .threads = 1});
   Client worker(listening.port());
   worker.send(Client::hello());
   std::vector<std::unique_ptr<Client>> silent;
@@ -643,21 +643,22 @@ struct ByHand {
   static constexpr double deadline_s = 0.5;  // 5 ticks
   boost::asio::io_context context{1};
   boost::asio::ip::tcp::acceptor acceptor{context, {boost::asio::ip::address_v4::loopback(), 0}};
-  sg::detail::framed::Hello hello;
-  remote::RemoteRules rules = remote::remote_rules(
-      sgd, sg::staleness::Synchronous{}, &sg::detail::optimizer_call<false, sg::optimizer::Sgd>,
-      static_cast<sg::detail::LateCalls const*>(nullptr));
-  std::string const late = sg::detail::framed::too_late(deadline_s);
-  std::shared_ptr<remote::ServerInProcess> server =
-      std::make_shared<remote::ServerInProcess>(sg::collective::ServerOptions{.workers = 1});
+  sg::detail::framed::Service service{
+      std::make_shared<remote::ServerInProcess>(sg::collective::ServerOptions{.workers = 1}),
+      remote::remote_rules(sgd, sg::staleness::Synchronous{},
+                           &sg::detail::optimizer_call<false, sg::optimizer::Sgd>,
+                           static_cast<sg::detail::LateCalls const*>(nullptr)),
+      {},
+      deadline_s,
+      2};
   Client client{acceptor.local_endpoint().port()};
   std::optional<sg::detail::framed::Accepted> accepted;
 
   ByHand() {
-    rules.model_bytes = 1U << 20U;
+    service.rules.model_bytes = 1U << 20U;
     sg::detail::framed::AsioConnection::Socket socket(context);
     acceptor.accept(socket);
-    accepted.emplace(server, rules, std::move(socket), hello, deadline_s);
+    accepted.emplace(service, std::move(socket));
   }
   ~ByHand() { accepted->stream->end(nullptr); }
   /// Sends a few bytes, and lets the server read them.
@@ -673,7 +674,7 @@ struct ByHand {
     REQUIRE(client.kind() == remote::MessageKind::wanted);
   }
   void tick(int count) {
-    for (int i = 0; i < count; ++i) accepted->tick(2, late);
+    for (int i = 0; i < count; ++i) accepted->tick();
   }
 };
 
@@ -708,7 +709,7 @@ TEST_CASE("asio/AsioParameterServer: a worker that sends no first values is told
       server.tick(5);
       REQUIRE_FALSE(server.accepted->stream->ended());
       server.tick(1);
-      REQUIRE(server.client.refusal() == server.late);
+      REQUIRE(server.client.refusal() == server.service.late);
       server.tick(7);  // as long again for a worker that does not leave
       REQUIRE(server.accepted->stream->ended());
     }
@@ -784,13 +785,17 @@ TEST_CASE("asio/AsioParameterServer: a server that goes ends the streams of its 
   end.join();
 }
 
-TEST_CASE("asio/AsioParameterServer: with another address than loopback it wants a token",
+TEST_CASE("asio/AsioParameterServer: says what is wrong with its address, threads or token",
           "[asio]") {
   sg::collective::ParameterServer const server({.workers = 1});
   REQUIRE_THROWS_WITH(sg::host::AsioParameterServer(server, {.address = "0.0.0.0"}),
                       Catch::Matchers::Contains("give it a token"));
   REQUIRE_THROWS_WITH(sg::host::AsioParameterServer(server, {.address = "nowhere"}),
                       Catch::Matchers::Contains("'nowhere' is no address"));
+  for (int const threads : {-1, 257})
+    REQUIRE_THROWS_WITH(sg::host::AsioParameterServer(server, {.threads = threads}),
+                        "a parameter server cannot have " + std::to_string(threads) +
+                            " threads; use 1 to 256, or 0 for one on every core, but at most 8");
   ::setenv("STAGGER_TEST_TOKEN", "too short", 1);
   REQUIRE_THROWS_WITH(sg::host::Token::from_environment("STAGGER_TEST_TOKEN"),
                       Catch::Matchers::Contains("STAGGER_TEST_TOKEN has 9 bytes"));

@@ -52,8 +52,8 @@ template <class Optimizer, class Model = sg::staleness::Synchronous> class OnPor
   void start() {
     server_ = std::make_unique<sg::collective::ParameterServer>(options_);
     listening_ = std::make_unique<sg::host::AsioParameterServer>(
-        *server_, sg::host::ListenOptions{.port = port(), .deadline_s = deadline_s_}, optimizer_,
-        model_);
+        *server_, sg::host::ListenOptions{.port = port(), .deadline_s = deadline_s_, .threads = 2},
+        optimizer_, model_);
   }
   /// Whenever worker 0 has pushed something, so many times.
   void restart_between_pushes(int times) {
