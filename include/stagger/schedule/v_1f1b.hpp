@@ -3,7 +3,6 @@
 /// @file   V-1F1B: at most three quarters of 1F1B's memory without a split backward, on a V.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
 
-#include <stagger/schedule/detail/pattern.hpp>
 #include <stagger/schedule/detail/repetition.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>

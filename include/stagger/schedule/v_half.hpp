@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <stagger/core/grid.hpp>
-#include <stagger/schedule/detail/pattern.hpp>
 #include <stagger/schedule/detail/repetition.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>

@@ -3,7 +3,6 @@
 /// @file   V-Min: a third of 1F1B's memory, on a V.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
 
-#include <stagger/schedule/detail/pattern.hpp>
 #include <stagger/schedule/detail/repetition.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
