@@ -12,7 +12,6 @@
 #include <limits>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/catalog.hpp>
@@ -52,7 +51,6 @@ struct Found {
 struct Auto {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   Costs costs{};                      ///< for each stage, or the same for all
   Limits limits{};                    ///< limits on what a rank holds
@@ -108,7 +106,6 @@ struct Auto {
   }
 };
 
-static_assert(SchedulePolicy<Auto>);
 template <> inline constexpr std::string_view catalog_name<Auto> = "auto";
 
 namespace detail {

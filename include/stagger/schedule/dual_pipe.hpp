@@ -19,7 +19,6 @@ namespace stagger::schedule {
 struct DualPipe {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   /// P stages; each rank runs one in either direction.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
@@ -47,7 +46,6 @@ struct DualPipe {
   }
 };
 
-static_assert(SchedulePolicy<DualPipe>);
 template <> inline constexpr std::string_view catalog_name<DualPipe> = "dualpipe";
 
 }  // namespace stagger::schedule

@@ -14,7 +14,6 @@ namespace stagger::schedule {
 struct DualPipeV {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
@@ -37,7 +36,6 @@ struct DualPipeV {
   }
 };
 
-static_assert(SchedulePolicy<DualPipeV>);
 template <> inline constexpr std::string_view catalog_name<DualPipeV> = "dualpipe-v";
 
 }  // namespace stagger::schedule

@@ -37,7 +37,6 @@ struct WaveGate {
 struct Fifo {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
-  static constexpr bool proven = true;
 
   int in_flight = 0;  ///< Nm >= 1; 0: one for each rank
   Costs costs{};      ///< for each stage, or the same for all
@@ -93,7 +92,6 @@ struct Fifo {
   }
 };
 
-static_assert(SchedulePolicy<Fifo>);
 template <> inline constexpr std::string_view catalog_name<Fifo> = "fifo";
 
 }  // namespace stagger::schedule

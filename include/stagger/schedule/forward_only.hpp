@@ -17,7 +17,6 @@ namespace stagger::schedule {
 struct ForwardOnly {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   int chunks_per_rank = 1;            ///< V >= 1
   Mapping mapping = Mapping::looped;  ///< as the schedule that trains the same model
@@ -45,7 +44,6 @@ struct ForwardOnly {
   }
 };
 
-static_assert(SchedulePolicy<ForwardOnly>);
 template <> inline constexpr std::string_view catalog_name<ForwardOnly> = "forward-only";
 
 }  // namespace stagger::schedule

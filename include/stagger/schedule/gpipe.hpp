@@ -14,7 +14,6 @@ namespace stagger::schedule {
 struct GPipe {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
@@ -36,7 +35,6 @@ struct GPipe {
   }
 };
 
-static_assert(SchedulePolicy<GPipe>);
 template <> inline constexpr std::string_view catalog_name<GPipe> = "gpipe";
 
 }  // namespace stagger::schedule

@@ -19,7 +19,6 @@ namespace stagger::schedule {
 struct Hanayo {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   int waves = 1;  ///< V / 2
 
@@ -47,7 +46,6 @@ struct Hanayo {
   }
 };
 
-static_assert(SchedulePolicy<Hanayo>);
 template <> inline constexpr std::string_view catalog_name<Hanayo> = "hanayo";
 
 }  // namespace stagger::schedule

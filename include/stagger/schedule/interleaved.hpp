@@ -14,7 +14,6 @@ namespace stagger::schedule {
 struct Interleaved {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   int chunks_per_rank = 2;  ///< V >= 1; V = 1 keeps this schedule's warm-up of 2(P - 1 - r)
   int group = 0;  ///< N, microbatches that pass a chunk before the next one; 0: M / max(1, M / P)
@@ -42,7 +41,6 @@ struct Interleaved {
   }
 };
 
-static_assert(SchedulePolicy<Interleaved>);
 template <> inline constexpr std::string_view catalog_name<Interleaved> = "interleaved";
 
 }  // namespace stagger::schedule

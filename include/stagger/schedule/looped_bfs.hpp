@@ -15,7 +15,6 @@ namespace stagger::schedule {
 struct LoopedBfs {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   int chunks_per_rank = 2;  ///< V >= 1
 
@@ -44,7 +43,6 @@ struct LoopedBfs {
   }
 };
 
-static_assert(SchedulePolicy<LoopedBfs>);
 template <> inline constexpr std::string_view catalog_name<LoopedBfs> = "looped-bfs";
 
 }  // namespace stagger::schedule

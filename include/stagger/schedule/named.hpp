@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/schedule/auto.hpp>
@@ -28,7 +27,6 @@ struct CatalogEntry {
   Mapping mapping;              ///< default
   bool flushes;                 ///< every rank is idle when an iteration ends
   bool trains;                  ///< it has backward actions
-  bool proven;                  ///< its tables need no proof before they run
   // Options that it has.
   bool takes_warmup, takes_group, takes_slices, takes_mapping, takes_memory;
   bool takes_in_flight;  ///< adapts its order to such a limit; others keep to it or refuse it
@@ -36,7 +34,8 @@ struct CatalogEntry {
 
 namespace detail {
 
-template <class P> [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> const& line) {
+template <SchedulePolicy P>
+[[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> const& line) {
   P const policy{};
   CatalogEntry entry{};
   entry.name = line.name;
@@ -49,7 +48,6 @@ template <class P> [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> 
   entry.mapping = line.mapping;
   entry.flushes = P::flushes;
   entry.trains = line.trains;
-  entry.proven = is_proven<P>;
   entry.takes_warmup = requires { policy.warmup; };
   entry.takes_group = requires { policy.group; };
   entry.takes_slices = requires { policy.slices; };
@@ -98,7 +96,7 @@ template <class T> T table_of_named(Named const& named, Shape shape);
 struct Named {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;  ///< in general; `facts` says it for the name
-  static constexpr bool proven = true;   ///< `table` verifies one that is not
+  static constexpr bool proven = true;   ///< as all schedules of the catalog are
 
   std::string name;                   ///< in the catalog
   int chunks_per_rank = 0;            ///< V; 0: the schedule's own, in `table` the shape's
@@ -179,10 +177,7 @@ namespace detail {
 template <class T> [[gnu::cold]] T table_of_named(Named const& named, Shape shape) {
   T table;
   int const chunks = named.chunks_per_rank > 0 ? named.chunks_per_rank : shape.chunks;
-  named.visit(chunks, [&]<class P>(P const& policy) {
-    table = policy.table(shape);
-    if constexpr (!is_proven<P>) require_legal(table);
-  });
+  named.visit(chunks, [&](auto const& policy) { table = policy.table(shape); });
   CatalogEntry const& entry = named.entry();
   int const limit = named.limits.in_flight;
   require(limit >= 0, named.name.c_str(), Count::in_flight, limit, 1,

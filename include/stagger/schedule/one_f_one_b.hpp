@@ -28,7 +28,6 @@ enum class Warmup : int {
 struct OneFOneB {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   Warmup warmup = Warmup::minimal;  ///< any gap >= 1, as `Warmup{gap}`
   int in_flight = 0;  ///< most microbatches a rank may hold; 0: as many as the warm-up asks for
@@ -42,12 +41,14 @@ struct OneFOneB {
   /// wait for each other in each round. A limit D < P is met by the counts up to P - r that finish
   /// first at B = 2 F, whatever the gap; ties go to the smaller counts.
   [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> warm_up_counts(Shape shape) const {
-    check(shape);
-    int const P = shape.ranks;
-    long long const gap = static_cast<int>(warmup);
+    int const P = shape.ranks, gap = static_cast<int>(warmup);
+    require_counts("1f1b", shape, 1);
+    require(gap >= 1, "1f1b", Count::warm_up, gap, 1, "a gap is at least 1");
+    require(in_flight >= 0, "1f1b", Count::in_flight, in_flight, 1,
+            "a limit is at least 1, or 0 for none");
     std::vector<int> counts;
     for (int r = 0; r < P; ++r) {
-      long long const wanted = std::min<long long>(gap * (P - r) - (gap - 1), shape.microbatches);
+      long long const wanted = std::min(1LL * gap * (P - r) - (gap - 1), 1LL * shape.microbatches);
       int const count = static_cast<int>(wanted);  // a name: for a temporary, g++ would compile
       counts.push_back(count);                     // one more function that grows vectors
     }
@@ -68,18 +69,8 @@ struct OneFOneB {
   [[nodiscard]] [[gnu::cold]] constexpr Table rows(Shape shape, int first, int last) const {
     return detail::early_backward(shape, warm_up_counts(shape), first, last);
   }
-
- private:
-  constexpr void check(Shape shape) const {
-    require_counts("1f1b", shape, 1);
-    require(static_cast<int>(warmup) >= 1, "1f1b", Count::warm_up, static_cast<int>(warmup), 1,
-            "a gap is at least 1");
-    require(in_flight >= 0, "1f1b", Count::in_flight, in_flight, 1,
-            "a limit is at least 1, or 0 for none");
-  }
 };
 
-static_assert(SchedulePolicy<OneFOneB>);
 template <> inline constexpr std::string_view catalog_name<OneFOneB> = "1f1b";
 
 }  // namespace stagger::schedule

@@ -18,7 +18,6 @@ namespace stagger::schedule {
 struct PipeDream {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
-  static constexpr bool proven = true;
 
   int in_flight = 0;  ///< most minibatches injected and not yet back; 0: P
 
@@ -44,7 +43,6 @@ struct PipeDream {
   }
 };
 
-static_assert(SchedulePolicy<PipeDream>);
 template <> inline constexpr std::string_view catalog_name<PipeDream> = "pipedream";
 
 }  // namespace stagger::schedule

@@ -4,7 +4,6 @@
 /// @source Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503,
 ///         section 3.1.
 
-#include <algorithm>
 #include <vector>
 
 #include <stagger/schedule/early_backward.hpp>
@@ -19,7 +18,6 @@ namespace stagger::schedule {
 struct PipeDream2BW {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
-  static constexpr bool proven = true;
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
@@ -38,7 +36,6 @@ struct PipeDream2BW {
   }
 };
 
-static_assert(SchedulePolicy<PipeDream2BW>);
 template <> inline constexpr std::string_view catalog_name<PipeDream2BW> = "pipedream-2bw";
 
 }  // namespace stagger::schedule

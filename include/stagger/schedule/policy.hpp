@@ -28,7 +28,7 @@
 /// | `flushes` | compiling `with` | is every rank idle when an iteration ends? If not: a staleness model, and `stream` |
 /// | `chunks()` | once, in `with` | V. S stages make S / V ranks |
 /// | `table(shape)` | once for training and once for prediction, for each new number of microbatches; with replicas also once in `with`; again when gradient groups change, or if its program, one of the eight that are kept, has been dropped | throws Error for a shape that it cannot serve |
-/// | `proven` | compiling `with`; optional | true: its tables are known to be legal, and are not verified before they run |
+/// | `proven` | compiling `with`; optional | true: its tables are known to be legal, as those of the catalog are, and are not verified before they run |
 /// | `slices` | once, in `with`; optional | an int: into how many slices of the sequence it cuts a microbatch; each input of a batch is then a slice |
 /// | `rows(shape, first, last)` | by `schedule::proof`; optional | the rows of these ranks alone, for shapes whose whole table is too large for a compiler |
 /// | `weight_versions(shape, rank)` | by `evaluate`, where it does not flush | how many versions of its weights a rank keeps |
@@ -82,11 +82,13 @@ struct Facts {
   int slices = 1;  ///< of each microbatch
 };
 
-/// Whether a schedule says that its tables need no proof before they run.
-template <class P> inline constexpr bool is_proven = requires { requires P::proven; };
-
 /// The name of a schedule of the catalog; the header of the schedule gives it. Empty for others.
 template <class P> inline constexpr std::string_view catalog_name{};
+
+/// Whether the tables of a schedule need no proof before they run: those of the catalog, which
+/// tests verify, and those of a schedule that says so.
+template <class P>
+inline constexpr bool is_proven = !catalog_name<P>.empty() || requires { requires P::proven; };
 
 }  // namespace schedule
 }  // namespace stagger

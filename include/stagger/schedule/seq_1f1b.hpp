@@ -18,7 +18,6 @@ namespace stagger::schedule {
 struct Seq1F1B {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   int slices = 2;  ///< S >= 1, slices of a microbatch
 
@@ -54,7 +53,6 @@ struct Seq1F1B {
   }
 };
 
-static_assert(SchedulePolicy<Seq1F1B>);
 template <> inline constexpr std::string_view catalog_name<Seq1F1B> = "seq-1f1b";
 
 }  // namespace stagger::schedule

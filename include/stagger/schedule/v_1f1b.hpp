@@ -15,7 +15,6 @@ namespace stagger::schedule {
 struct V1F1B {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
@@ -31,7 +30,6 @@ struct V1F1B {
   }
 };
 
-static_assert(SchedulePolicy<V1F1B>);
 template <> inline constexpr std::string_view catalog_name<V1F1B> = "v-1f1b";
 
 }  // namespace stagger::schedule

@@ -18,7 +18,6 @@ namespace stagger::schedule {
 struct VHalf {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
@@ -43,7 +42,6 @@ struct VHalf {
   }
 };
 
-static_assert(SchedulePolicy<VHalf>);
 template <> inline constexpr std::string_view catalog_name<VHalf> = "v-half";
 
 }  // namespace stagger::schedule

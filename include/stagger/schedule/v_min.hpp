@@ -14,7 +14,6 @@ namespace stagger::schedule {
 struct VMin {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
@@ -30,7 +29,6 @@ struct VMin {
   }
 };
 
-static_assert(SchedulePolicy<VMin>);
 template <> inline constexpr std::string_view catalog_name<VMin> = "v-min";
 
 }  // namespace stagger::schedule

@@ -17,7 +17,6 @@ namespace stagger::schedule {
 struct ZeroBubbleH1 {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   int chunks_per_rank = 1;  ///< V >= 1
   int group = 0;  ///< microbatches that pass a chunk before the next one; 0: M / max(1, M / P)
@@ -55,7 +54,6 @@ struct ZeroBubbleH1 {
   }
 };
 
-static_assert(SchedulePolicy<ZeroBubbleH1>);
 template <> inline constexpr std::string_view catalog_name<ZeroBubbleH1> = "zb-h1";
 
 }  // namespace stagger::schedule

@@ -19,7 +19,6 @@ namespace stagger::schedule {
 struct ZeroBubbleH2 {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
@@ -48,7 +47,6 @@ struct ZeroBubbleH2 {
   }
 };
 
-static_assert(SchedulePolicy<ZeroBubbleH2>);
 template <> inline constexpr std::string_view catalog_name<ZeroBubbleH2> = "zb-h2";
 
 }  // namespace stagger::schedule

@@ -22,7 +22,6 @@ namespace stagger::schedule {
 struct ZeroBubbleV {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
-  static constexpr bool proven = true;
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
@@ -78,7 +77,6 @@ struct ZeroBubbleV {
   }
 };
 
-static_assert(SchedulePolicy<ZeroBubbleV>);
 template <> inline constexpr std::string_view catalog_name<ZeroBubbleV> = "zb-v";
 
 }  // namespace stagger::schedule
