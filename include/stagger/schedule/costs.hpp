@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The costs of actions and messages, for `evaluate`, the lower bound and the search.
 
-#include <string>
 #include <vector>
 
 #include <stagger/core/error.hpp>

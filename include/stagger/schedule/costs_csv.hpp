@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <string_view>
 #include <system_error>
-#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/from_chars.hpp>

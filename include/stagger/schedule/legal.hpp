@@ -4,7 +4,6 @@
 ///         nearest legal one.
 
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 #include <stagger/core/error.hpp>

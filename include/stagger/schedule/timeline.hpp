@@ -3,8 +3,6 @@
 /// @file   The times of all actions of an iteration, predicted by `evaluate` or measured by an
 ///         engine.
 
-#include <cstddef>
-#include <span>
 #include <vector>
 
 #include <stagger/schedule/action.hpp>

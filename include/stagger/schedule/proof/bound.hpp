@@ -14,17 +14,6 @@
 
 namespace stagger::schedule {
 
-namespace detail {
-
-/// Sums over the actions of one rank.
-struct RankLoad {
-  double work_s = 0;              ///< all its actions, pairs at their own cost
-  double inputs_s = 0;            ///< all its backwards, as I
-  double held_s = 0, kept_s = 0;  ///< activation seconds from F to I, and from I to W
-};
-
-}  // namespace detail
-
 /// A lower bound of the makespan over all orders of a table's actions, backwards split or not, with
 /// every stage where the table has it. For each rank, with stages from s to t, it is the largest
 /// of:
@@ -83,7 +72,11 @@ struct RankLoad {
 
   double bound = 0;
   for (int r = 0; r < table.ranks(); ++r) {
-    detail::RankLoad load;
+    struct {
+      double work_s = 0;              // all actions of the rank, pairs at their own cost
+      double inputs_s = 0;            // all its backwards, as I
+      double held_s = 0, kept_s = 0;  // activation seconds from F to I, and from I to W
+    } load;
     std::vector<double> forwards;
     int first = S, last = -1;
     bool second = false;

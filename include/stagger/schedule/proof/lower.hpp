@@ -28,11 +28,6 @@ struct Ending {
   }
 };
 
-/// Reads a peer's row for the values that one rank needs from it.
-struct Inbox {
-  std::size_t at = 0, end = 0;  ///< indices into Table::actions
-};
-
 }  // namespace detail
 
 /// Adds a send and a receive for every value that changes rank.
@@ -97,8 +92,11 @@ struct Inbox {
     auto const row_end = [&](std::size_t rank) {
       return rank + 1 < P ? table.row_begin[rank + 1] : n;
     };
-    std::vector<detail::Inbox> inboxes;
-    auto const next = [&](detail::Inbox& inbox, std::size_t peer) {
+    struct Inbox {  // of the values that the rank needs from a peer's row
+      std::size_t at = 0, end = 0;
+    };
+    std::vector<Inbox> inboxes;
+    auto const next = [&](Inbox& inbox, std::size_t peer) {
       while (inbox.at < inbox.end && reader(table.actions[inbox.at], peer) != r) ++inbox.at;
     };
     for (std::size_t const peer : peers[r]) {

@@ -5,7 +5,6 @@
 /// @source What makes a forward safe is the banker's algorithm of Dijkstra, EWD 108.
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <vector>
 

@@ -52,8 +52,8 @@ class RoundsV {
       for (int r = 0; r < P_ && good_; ++r) one_forward(r);
     }
     for (int r = 0; r < P_ && good_; ++r) {
-      while (good_ && !ranks_[r].pending.empty()) weight(r);
-      good_ = good_ && static_cast<int>(ranks_[r].row.size()) == 6 * M_;
+      while (owes(r)) weight(r);
+      good_ = static_cast<int>(ranks_[r].row.size()) == 6 * M_;
     }
     if (!good_) return {};
     Table out = Table{.stages = 2 * P_, .microbatches = M_}.like(6 * P_ * M_);
@@ -129,10 +129,6 @@ class RoundsV {
     rank.free += times_[a.stage].weight;
     rank.occupancy.run(a.kind, limits_);
     rank.row.push_back(a);
-    if (!owes(r)) {
-      rank.pending.clear();
-      rank.weighed = 0;
-    }
   }
 
   /// Idle time that this rank can still have without being the worst.
