@@ -2,7 +2,6 @@
 #pragma once
 /// @file   Cuts given by the user or by a planner.
 
-#include <string>
 #include <vector>
 
 #include <stagger/core/error.hpp>

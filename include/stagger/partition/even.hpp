@@ -2,7 +2,6 @@
 #pragma once
 /// @file   Stages with equal numbers of layers.
 
-#include <string>
 #include <vector>
 
 #include <stagger/core/error.hpp>

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <stagger/partition/costs.hpp>
 #include <stagger/partition/detail/any_order.hpp>
 #include <stagger/partition/detail/given_order.hpp>
-#include <stagger/partition/detail/order_search.hpp>
 #include <stagger/partition/detail/why_not.hpp>
 
 namespace stagger::partition {
@@ -74,12 +74,11 @@ struct MinMax {
     detail::AnyOrder table(costs, limits, most_states);
     auto const try_from = [&](std::vector<int> const& start, long long work) {
       long long const devices = costs.devices(), one = costs.layers() * devices;
-      detail::OrderSearch climb(costs, limits, least,
-                                std::min(work / one + 1, 40 * devices * devices));
-      climb.run(start);
-      if (climb.value() >= best.bottleneck_s) return;
-      best.bottleneck_s = climb.value();
-      best.order = climb.order();
+      auto found = detail::climb(costs, limits, least,
+                                 std::min(work / one + 1, 40 * devices * devices), start);
+      if (found.second >= best.bottleneck_s) return;
+      best.order = std::move(found.first);
+      best.bottleneck_s = found.second;
     };
     std::vector<int> all = detail::given_order(costs);
     try_from(all, 10'000'000);

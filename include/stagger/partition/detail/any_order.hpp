@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The search for an order of the devices with cuts that keep every stage below a bound.
+/// @file   Searches for an order of the devices: an exact one, for cuts that keep every stage below
+///         a bound, and a local one.
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <stagger/partition/costs.hpp>
@@ -263,5 +265,63 @@ class AnyOrder {
   std::vector<std::uint64_t> reach_{}, last_{}, reached_{};
   std::vector<double> rates_{}, cheapest_until_{};
 };
+
+/// A local search for a good order of the devices, without a proof that it is the best: swaps and
+/// moves devices while that helps, then perturbs the best order a little and continues.
+/// Deterministic.
+/// @param least   lower bound of the bottleneck
+/// @param orders  how many may be tried
+/// @param start   all devices
+/// @return        the best order that it has found, and its bottleneck
+[[nodiscard]] constexpr std::pair<std::vector<int>, double> climb(Costs const& costs,
+                                                                  Limits const& limits,
+                                                                  double least, long long orders,
+                                                                  std::vector<int> const& start) {
+  auto const bottleneck = [&](std::vector<int> const& order, double most) {
+    --orders;
+    return best_of_order(costs, order, limits, least, most);
+  };
+  std::uint64_t random = 1;
+  auto const below = [&](std::size_t n) {
+    random = random * 6364136223846793005U + 1442695040888963407U;
+    return (random >> 33) % n;
+  };
+  auto const descend = [&](std::vector<int> order) {
+    double value = bottleneck(order, no_time);
+    // Keeps a change of the order if that lowers the bottleneck.
+    auto const improves = [&](auto const& change) {
+      std::vector<int> changed = order;
+      change(changed.begin());
+      double const tried = bottleneck(changed, value);
+      if (!(tried < value)) return false;
+      order.swap(changed);
+      value = tried;
+      return true;
+    };
+    int const size = static_cast<int>(order.size());
+    for (bool again = true; again && orders > 0;) {
+      again = false;
+      for (int a = 0; a < size && orders > 0; ++a)
+        for (int b = a + 1; b < size && orders > 0; ++b) {
+          if (costs.place(order[at(a)]).alike(costs.place(order[at(b)]))) continue;
+          if (improves([&](auto begin) { std::swap(begin[a], begin[b]); }) ||
+              (b > a + 1 &&  // otherwise a move is a swap
+               (improves(
+                    [&](auto begin) { std::rotate(begin + a, begin + a + 1, begin + b + 1); }) ||
+                improves([&](auto begin) { std::rotate(begin + a, begin + b, begin + b + 1); }))))
+            again = true;
+        }
+    }
+    return std::pair(order, value);
+  };
+  auto best = descend(start);
+  while (orders > 0 && best.second > least && start.size() > 1) {
+    std::vector<int> shaken = best.first;
+    for (int i = 0; i < 3; ++i)
+      std::swap(shaken[below(shaken.size())], shaken[below(shaken.size())]);
+    if (auto found = descend(shaken); found.second <= best.second) best = std::move(found);
+  }
+  return best;
+}
 
 }  // namespace stagger::partition::detail
