@@ -15,17 +15,10 @@
 
 namespace stagger {
 
-/// Marks an allocation: `using policy_tag = stagger::AllocationTag;`.
+/// Marks an allocation, which gives each virtual worker its devices; a virtual worker runs one
+/// pipeline. `allocate(cluster, workers)` returns the ids of each worker's devices, none twice,
+/// [workers][devices].
 struct AllocationTag {};
-
-/// An allocation gives each virtual worker its devices. A virtual worker runs one pipeline.
-template <class P>
-concept AllocationPolicy =
-    std::copyable<P> && std::same_as<typename P::policy_tag, AllocationTag> &&
-    requires(P const policy, cluster::Cluster const& cluster, int workers) {
-      // [workers] ids of devices, none twice
-      { policy.allocate(cluster, workers) } -> std::same_as<std::vector<std::vector<int>>>;
-    };
 
 namespace placement {
 
@@ -89,8 +82,6 @@ struct EqualDistribution {
     return result;
   }
 };
-
-static_assert(AllocationPolicy<NodePartition> && AllocationPolicy<EqualDistribution>);
 
 }  // namespace placement
 }  // namespace stagger

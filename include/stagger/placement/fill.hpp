@@ -5,7 +5,6 @@
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 4.1.
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -22,7 +21,6 @@ struct Occupancy {
   std::vector<int> size{};   ///< [nodes]
   std::vector<int> taken{};  ///< [nodes] 0 <= taken <= size
 
-  [[nodiscard]] constexpr int nodes() const noexcept { return static_cast<int>(size.size()); }
   [[nodiscard]] constexpr int free(std::size_t node) const noexcept {
     return size[node] - taken[node];
   }
@@ -47,16 +45,9 @@ struct Occupancy {
 
 }  // namespace placement
 
-/// Marks a fill: `using policy_tag = stagger::FillTag;`.
+/// Marks a fill, which chooses devices for the replicas of one stage. `fill(occupied, devices)`
+/// returns how many of them to take from each node, [nodes].
 struct FillTag {};
-
-/// A fill chooses devices for the replicas of one stage.
-template <class P>
-concept FillPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, FillTag> &&
-                     requires(P const policy, placement::Occupancy occupied, int devices) {
-                       // [nodes] devices to take from each
-                       { policy.fill(occupied, devices) } -> std::same_as<std::vector<int>>;
-                     };
 
 namespace placement::detail {
 
@@ -121,13 +112,12 @@ struct ScatterFirst {
   [[nodiscard]] constexpr std::vector<int> fill(Occupancy const& occupied, int devices) const {
     detail::require_room(occupied, devices);
     std::vector<int> chosen(occupied.size.size(), 0);
-    auto const fresh = [&](std::size_t node) { return occupied.taken[node] == 0; };
     // Partly taken nodes in the first pass, unused ones in the second.
     for (bool const pass_fresh : {false, true})
       for (bool more = true; more && devices > 0;) {
         more = false;
         for (std::size_t n = 0; n < chosen.size() && devices > 0; ++n) {
-          if (fresh(n) != pass_fresh || chosen[n] == occupied.free(n)) continue;
+          if ((occupied.taken[n] == 0) != pass_fresh || chosen[n] == occupied.free(n)) continue;
           ++chosen[n];
           --devices;
           more = true;
@@ -136,8 +126,6 @@ struct ScatterFirst {
     return chosen;
   }
 };
-
-static_assert(FillPolicy<FreshFirst> && FillPolicy<AppendFirst> && FillPolicy<ScatterFirst>);
 
 }  // namespace placement
 }  // namespace stagger

@@ -135,6 +135,4 @@ struct HybridDistribution {
   }
 };
 
-static_assert(AllocationPolicy<HybridDistribution>);
-
 }  // namespace stagger::placement
