@@ -130,12 +130,10 @@ struct Auto {
     long long left = simulations;
     auto const starts = best.size();
     for (std::size_t i = 0; i < starts && left > 0; ++i) {
-      long long share = std::max(1LL, left / static_cast<long long>(starts - i));
-      left -= share;
-      evaluated += share;
-      improve(evaluator, best[i], share);
-      evaluated -= std::max(0LL, share);
-      left += std::max(0LL, share);
+      long long const share = std::max(1LL, left / static_cast<long long>(starts - i));
+      long long const used = improve(evaluator, best[i], share);
+      left -= used;
+      evaluated += used;
     }
     std::sort(best.begin(), best.end(), [](Candidate const& a, Candidate const& b) {
       if (a.plan.simulated_s != b.plan.simulated_s) return a.plan.simulated_s < b.plan.simulated_s;

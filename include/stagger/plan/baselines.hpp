@@ -68,10 +68,7 @@ namespace detail {
 /// Forward and backward of each layer on the first device.
 [[nodiscard]] inline std::vector<double> layer_seconds(Workload const& w) {
   std::vector<double> seconds;
-  for (int l = 0; l < w.layers(); ++l) {
-    StageTime const t = w.time(l, l + 1, 1, 1, false);
-    seconds.push_back(t.forward_s + t.backward_s);
-  }
+  for (int l = 0; l < w.layers(); ++l) seconds.push_back(w.time(l, l + 1, 1, 1, false).both_s());
   return seconds;
 }
 

@@ -28,8 +28,7 @@ namespace stagger::plan {
   Group const all = w.group(ids);
   double const batch = w.request().batch;
   auto const both = [&](int first, int end, std::uint64_t kinds) {
-    StageTime const t = w.time(first, end, kinds, 1, false);
-    return t.forward_s + t.backward_s;
+    return w.time(first, end, kinds, 1, false).both_s();
   };
   if ((all.kinds & (all.kinds - 1)) != 0) {
     // No device is faster, on any layer, than its speed says: its work is at least work / speed.

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <map>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -129,7 +129,7 @@ inline void cost_transfers(Workload const& w, Flow const& f, Plan& plan,
   for (std::size_t i = 0; i < S; ++i) {
     PlanStage& s = plan.stages[i];
     times.push_back(s.time);
-    both += s.time.forward_s + s.time.backward_s;
+    both += s.time.both_s();
     s.transfer_s = 0;
     if (i + 1 == S) break;
     auto const next = static_cast<std::size_t>(s.last) + 1;
@@ -149,7 +149,7 @@ inline void cost_transfers(Workload const& w, Flow const& f, Plan& plan,
 /// What limits stage i of a plan whose times are known.
 [[nodiscard]] inline Limit limit(Plan const& plan, std::size_t i) {
   PlanStage const& s = plan.stages[i];
-  double const both = s.time.forward_s + s.time.backward_s;
+  double const both = s.time.both_s();
   double const beside = std::max(s.transfer_s, i > 0 ? plan.stages[i - 1].transfer_s : 0);
   if (2 * beside > both || s.time.all_reduce_s > both * plan.microbatches) return Limit::link;
   int const wanted = std::min(static_cast<int>(plan.stages.size() - i), plan.microbatches);

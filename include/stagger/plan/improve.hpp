@@ -70,13 +70,16 @@ namespace detail {
 
 }  // namespace detail
 
-/// Hill climbing: moves to better neighbours until there is none, or `evaluations` are used up.
-/// @param evaluations  how many are left; counted down
-inline void improve(Evaluator& evaluator, Candidate& best, long long& evaluations) {
-  for (bool better = true; better && evaluations > 0;) {
+/// Hill climbing: moves to better neighbours until there is none.
+/// @param most  how many may be evaluated
+/// @return      how many were
+inline long long improve(Evaluator& evaluator, Candidate& best, long long most) {
+  long long evaluated = 0;
+  for (bool better = true; better;) {
     better = false;
     for (auto& draft : detail::neighbours(best.draft)) {
-      if (evaluations-- <= 0) return;
+      if (evaluated >= most) return evaluated;
+      ++evaluated;
       auto plan = evaluator(draft, best.plan.policy);
       if (!plan || !(plan->simulated_s < best.plan.simulated_s * (1 - 1e-9))) continue;
       best = {std::move(draft), *std::move(plan)};
@@ -84,6 +87,7 @@ inline void improve(Evaluator& evaluator, Candidate& best, long long& evaluation
       break;
     }
   }
+  return evaluated;
 }
 
 }  // namespace stagger::plan

@@ -2,14 +2,43 @@
 #pragma once
 /// @file   The error that says why no plan is possible, and what would help.
 
+#include <cstdint>
 #include <string>
 #include <utility>
 
 #include <stagger/core/error.hpp>
-#include <stagger/plan/request.hpp>
 #include <stagger/plan/workload.hpp>
 
 namespace stagger::plan {
+
+/// The resource that is missing if nothing fits.
+enum class Resource : std::uint8_t {
+  memory,   ///< bytes of a device
+  samples,  ///< of the batch
+  layers,   ///< of the model
+};
+
+/// Why a request cannot be met.
+struct Shortage {
+  Resource resource = Resource::memory;
+  int layer = -1;        ///< numbered from 0; -1 if no single layer is the cause
+  double needed = 0;     ///< bytes, samples or layers
+  double available = 0;  ///< of the same
+  std::string change{};  ///< nearest change of the request that can be planned; empty: none known
+};
+
+/// No plan satisfies the request. `what()` names layer, resource, numbers, and the nearest change
+/// with which there is a plan.
+class Infeasible : public Error {
+ public:
+  Infeasible(std::string const& sentence, Shortage shortage)
+      : Error(Errc::bad_configuration, sentence), shortage_(std::move(shortage)) {}
+
+  [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
+
+ private:
+  Shortage shortage_;
+};
 
 namespace detail {
 

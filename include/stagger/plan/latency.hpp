@@ -17,6 +17,8 @@ struct StageTime {
   double backward_s = 0;
   double all_reduce_s = 0;  ///< of its gradients, once an iteration; 0 for a transfer
   double recompute_s = 0;   ///< of backward_s: what needs no gradient of the next stage
+
+  [[nodiscard]] constexpr double both_s() const noexcept { return forward_s + backward_s; }
 };
 
 /// Which equations the estimate uses.
@@ -60,7 +62,7 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
                                            Form form) noexcept {
   bool const printed = form == Form::printed;
   double const later = microbatches - 1;  // than the first
-  auto const both = [&](std::size_t s) { return stages[s].forward_s + stages[s].backward_s; };
+  auto const both = [&](std::size_t s) { return stages[s].both_s(); };
   std::size_t pivot = stages.size() - 1;
   double between = 0;  // both() of the stages after s, up to, or just before, the pivot
   for (std::size_t s = pivot; s-- > 0;) {

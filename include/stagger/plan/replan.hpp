@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -57,9 +56,8 @@ struct Replan {
     evaluated += search.evaluated();
     for (std::size_t i = 0; i < found.size() && i < 4; ++i) consider(found[i].draft);
     if (!best) throw infeasible(w, search.shortage());
-    long long left = simulations;
-    improve(evaluator, *best, left);
-    best->plan.candidates = evaluated + simulations - std::max(0LL, left);
+    evaluated += improve(evaluator, *best, simulations);
+    best->plan.candidates = evaluated;
     return std::move(best->plan);
   }
 

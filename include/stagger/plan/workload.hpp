@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The costs of stages on groups of devices, which planners need.
+/// @file   The request to a planner, and the costs of stages on groups of devices that it needs.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 4; Megatron-style state as in ZeRO, SC 2020.
 
 #include <algorithm>
@@ -20,9 +20,23 @@
 #include <stagger/core/list.hpp>
 #include <stagger/placement/fill.hpp>
 #include <stagger/plan/latency.hpp>
-#include <stagger/plan/request.hpp>
 
 namespace stagger::plan {
+
+/// Bytes of parameters, gradients and optimizer state for each byte of parameters.
+namespace memory_factor {
+inline constexpr double sgd = 2;
+inline constexpr double adam = 4;  ///< two moments
+}  // namespace memory_factor
+
+/// The run that a plan is made for.
+struct Request {
+  int batch = 0;       ///< samples of an iteration, >= 1
+  int microbatch = 0;  ///< samples per device and microbatch; 0: the profile's batch
+  double memory_factor = plan::memory_factor::adam;
+  bool recompute = false;      ///< activation recomputation: keep only stage inputs
+  std::vector<int> without{};  ///< devices that must not be used, such as lost ones
+};
 
 /// The properties of a stage's devices on which costs depend.
 struct Group {
