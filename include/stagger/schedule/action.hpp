@@ -79,4 +79,10 @@ struct Action {
   friend constexpr bool operator==(Action const&, Action const&) = default;
 };
 
+/// True for two actions of which an overlapped pair may consist: one forward and one backward.
+[[nodiscard]] constexpr bool can_overlap(Action const& a, Action const& b) noexcept {
+  return is_compute(a.kind) && is_compute(b.kind) &&
+         (a.kind == Kind::forward) != (b.kind == Kind::forward);
+}
+
 }  // namespace stagger::schedule

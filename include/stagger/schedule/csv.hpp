@@ -84,10 +84,9 @@ class TableReader {
     std::string_view const second = trimmed(inside);
     Action a{}, b{};
     bool const both = !first.empty() && action(first, a) && !second.empty() && action(second, b);
-    bool const pairs = both && is_compute(a.kind) && is_compute(b.kind) &&
-                       a.kind != Kind::backward_weight && b.kind != Kind::backward_weight &&
-                       (a.kind == Kind::forward) != (b.kind == Kind::forward);
-    if (!pairs) refuse(text, "does not pair one forward with one backward");
+    if (!both || !can_overlap(a, b) || a.kind == Kind::backward_weight ||
+        b.kind == Kind::backward_weight)
+      refuse(text, "does not pair one forward with one backward");
     a.overlaps_next = true;
     add(a, first);
     add(b, second);

@@ -129,21 +129,12 @@ class ChannelTransfers {
         done_(none_) {}
 
   constexpr double arrives(int rank, Action const& a, double& given) {
-    std::ptrdiff_t const here = entry(table_, a);
-    std::ptrdiff_t from = here;
-    if (a.kind == Kind::forward) {
-      if (a.stage == 0) return 0.0;
-      from -= stride_;
-    } else if (a.kind == Kind::backward_weight) {
-      return made_[here + gradients_] < 0 ? -1.0 : 0.0;
-    } else {
-      if (made_[here] < 0) return -1.0;
-      if (a.stage + 1 == table_.stages) return 0.0;
-      from += gradients_ + stride_;
-    }
-    if (arrived_[from] < 0) waits_for_[rank] = from;
-    if (made_[from] > given) given = made_[from];
-    return arrived_[from];
+    auto const [own, other] = inputs(a);
+    if (own >= 0 && made_[own] < 0) return -1.0;
+    if (other < 0) return 0.0;
+    if (arrived_[other] < 0) waits_for_[rank] = other;
+    if (made_[other] > given) given = made_[other];
+    return arrived_[other];
   }
 
   constexpr void ended(std::size_t index, Action const& a, double end, std::vector<int>&) {
@@ -238,18 +229,11 @@ class ChannelTransfers {
       }
     }
     for (std::size_t at = index; at < index + (a.overlaps_next ? 2 : 1); ++at) {
-      Action const& b = table_.actions[at];
-      std::ptrdiff_t const here = entry(table_, b);
-      if (b.kind == Kind::backward_weight) {
-        if (made_[gradients_ + here] < 0) return not_made(at, gradients_ + here);
-        continue;
-      }
-      bool const forward = b.kind == Kind::forward;
-      if (!forward && made_[here] < 0) return not_made(at, here);
-      if (b.stage == (forward ? 0 : table_.stages - 1)) continue;
-      std::ptrdiff_t const v = forward ? here - stride_ : gradients_ + here + stride_;
-      if (made_[v] < 0) return not_made(at, v);
-      if (arrived_[v] < 0) return not_moved(at, send_of_[v]);
+      auto const [own, other] = inputs(table_.actions[at]);
+      if (own >= 0 && made_[own] < 0) return not_made(at, own);
+      if (other < 0) continue;
+      if (made_[other] < 0) return not_made(at, other);
+      if (arrived_[other] < 0) return not_moved(at, send_of_[other]);
     }
     return {index, index, index};
   }
@@ -257,6 +241,18 @@ class ChannelTransfers {
  private:
   [[nodiscard]] static constexpr bool sends(Action const& a) noexcept {
     return a.kind == Kind::send_forward || a.kind == Kind::send_backward;
+  }
+
+  /// The values that a compute action needs; -1: none.
+  struct Inputs {
+    std::ptrdiff_t own = -1;    // of its own stage
+    std::ptrdiff_t other = -1;  // of the stage before or after
+  };
+  [[nodiscard]] constexpr Inputs inputs(Action const& a) const noexcept {
+    std::ptrdiff_t const here = entry(table_, a);
+    if (a.kind == Kind::forward) return {-1, a.stage == 0 ? -1 : here - stride_};
+    if (a.kind == Kind::backward_weight) return {here + gradients_, -1};
+    return {here, a.stage + 1 == table_.stages ? -1 : here + gradients_ + stride_};
   }
 
   /// Index of what an action makes or sends: forwards first, gradients after them.

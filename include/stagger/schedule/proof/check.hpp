@@ -37,8 +37,6 @@ struct Checked {
   bool has_messages = false;
   bool has_reductions = false;
   bool bidirectional = false;
-
-  [[nodiscard]] constexpr Seen& of(Action const& a) { return seen[entry(table, a)]; }
 };
 
 /// The fault of the first action, row by row, for which `check(rank, position, action)` gives one.
@@ -106,9 +104,7 @@ template <class Check>
       Action const& a = row[at];
       if (!in_range(table, a)) return fault_at(table, FaultKind::out_of_range, rank, at);
       if (a.overlaps_next) {
-        bool const pairs = !second && at + 1 < row.size() && is_compute(a.kind) &&
-                           is_compute(row[at + 1].kind) &&
-                           (a.kind == Kind::forward) != (row[at + 1].kind == Kind::forward);
+        bool const pairs = !second && at + 1 < row.size() && can_overlap(a, row[at + 1]);
         if (!pairs) return fault_at(table, FaultKind::parse, rank, at);
       }
       second = a.overlaps_next;
@@ -116,7 +112,7 @@ template <class Check>
         checked.has_reductions = true;
         continue;
       }
-      Seen& s = checked.of(a);
+      Seen& s = checked.seen[entry(table, a)];
       unsigned clash = Seen::bit(a.kind);
       if (a.kind == Kind::backward) clash = backwards;
       if (a.kind == Kind::backward_input || a.kind == Kind::backward_weight)

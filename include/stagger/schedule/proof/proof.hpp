@@ -30,10 +30,7 @@ template <auto Policy, Shape S> [[nodiscard]] constexpr Table table_with_row(int
 }
 
 template <auto Policy, Shape S>
-inline constexpr int slices_of = [] {
-  Table const t = table_with_row<Policy, S>(0);
-  return t.slices;
-}();
+inline constexpr int slices_of = table_with_row<Policy, S>(0).slices;
 
 /// More than any complete row holds: F, I and W of everything and a reduction of each stage, on two
 /// stages in the bidirectional form.
@@ -204,9 +201,7 @@ template <auto Policy, Shape S, int Limit> struct Prover {
         --budget;
         Action const& a = row.begin[at];
         bool const pair = a.overlaps_next;
-        if (pair &&
-            (at + 1 == row.size || !is_compute(a.kind) || !is_compute(row.begin[at + 1].kind) ||
-             (a.kind == Kind::forward) == (row.begin[at + 1].kind == Kind::forward))) {
+        if (pair && (at + 1 == row.size || !can_overlap(a, row.begin[at + 1]))) {
           stop(state, FaultKind::parse, rank, at, a);
           break;
         }
