@@ -76,21 +76,12 @@ struct Auto {
  private:
   void check(Shape shape) const {
     require_counts("auto", shape, chunks_per_rank);
-    require(slices >= 1, "auto", Count::slices, slices, 1, "a microbatch has at least one slice");
-    require(slices == 1 || (shape.chunks == 1 && mapping == Mapping::looped), "auto", Count::slices,
+    require(slices <= 1 || (shape.chunks == 1 && mapping == Mapping::looped), "auto", Count::slices,
             slices, 1, "microbatches are cut where each rank has one stage");
-    long long const most = ((1LL << 31) - 1) / 4 / shape.ranks / shape.microbatches;
-    int const cuts = static_cast<int>(std::min(32767LL, most / std::max(1, shape.chunks)));
-    require(slices <= cuts, "auto", Count::slices, slices, cuts,
-            "slices are counted in 15 bits and actions in 31");
+    require_slices("auto", shape, slices);
     require(mapping != Mapping::zigzag || shape.chunks % 2 == 0, "auto", Count::chunks,
             shape.chunks, shape.chunks + 1, "zigzag needs an even number of them");
-    if (mapping == Mapping::bidirectional) {
-      require(shape.chunks == 1, "auto", Count::chunks, shape.chunks, 1,
-              "the bidirectional mapping has one");
-      require_even("auto", Count::ranks, shape.ranks);
-      require_even("auto", Count::microbatches, shape.microbatches);
-    }
+    if (mapping == Mapping::bidirectional) require_bidirectional("auto", shape);
     require_costs(costs, shape.stages());
     require(limits.in_flight >= 0, "auto", Count::in_flight, limits.in_flight, 1,
             "a limit is at least 1, or 0 for none");

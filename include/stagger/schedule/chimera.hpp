@@ -27,8 +27,7 @@ struct Chimera {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("chimera", shape, 1);
-    require_even("chimera", Count::ranks, shape.ranks);
-    require_even("chimera", Count::microbatches, shape.microbatches);
+    require_bidirectional("chimera", shape);
     // Backwards come before forwards. Of backwards the lowest stage comes first, of forwards the
     // highest, since these are nearest to the end of their pass.
     auto const key = [](detail::Candidate const& c) {

@@ -48,11 +48,6 @@ namespace detail {
   return value >= 0 && value <= 1e300;  // refuses NaN and infinity as well
 }
 
-constexpr void require_cost(bool holds, int stage, char const* field, double value,
-                            char const* rule = "costs must be finite and not negative") {
-  if (!holds) raise(Errc::bad_data, "stage ", stage, " has ", field, " = ", value, "; ", rule);
-}
-
 }  // namespace detail
 
 /// Checks that there is a line for each of `stages` stages and that every number is finite and not
@@ -66,8 +61,10 @@ constexpr void require_costs(Costs const& costs, int stages) {
   int const given = costs.stages.empty() ? 1 : stages;
   for (int s = 0; s < given; ++s) {
     StageCosts const& c = costs.of(s);
-    auto const check = [s](char const* field, double value) {
-      detail::require_cost(detail::is_cost(value), s, field, value);
+    auto const check = [s](char const* field, double value, double most = 1e300,
+                           char const* rule = "costs must be finite and not negative") {
+      if (!detail::is_cost(value) || value > most)
+        raise(Errc::bad_data, "stage ", s, " has ", field, " = ", value, "; ", rule);
     };
     check("forward_s", c.forward_s);
     check("backward_input_s", c.backward_input_s);
@@ -75,8 +72,7 @@ constexpr void require_costs(Costs const& costs, int stages) {
     check("transfer_s", c.transfer_s);
     check("activation_bytes", c.activation_bytes);
     check("reduce_s", c.reduce_s);
-    detail::require_cost(c.weight_share >= 0 && c.weight_share <= 1, s, "weight_share",
-                         c.weight_share, "a share is from 0 to 1");
+    check("weight_share", c.weight_share, 1, "a share is from 0 to 1");
   }
   if (!(costs.overlap_s <= 1e300))
     raise(Errc::bad_data, "an overlapped pair has overlap_s = ", costs.overlap_s,

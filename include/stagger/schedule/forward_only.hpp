@@ -28,12 +28,7 @@ struct ForwardOnly {
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("forward-only", shape, chunks_per_rank);
     int const P = shape.ranks, M = shape.microbatches;
-    if (mapping == Mapping::bidirectional) {
-      require(shape.chunks == 1, "forward-only", Count::chunks, shape.chunks, 1,
-              "the bidirectional mapping has one");
-      require_even("forward-only", Count::ranks, P);
-      require_even("forward-only", Count::microbatches, M);
-    }
+    if (mapping == Mapping::bidirectional) require_bidirectional("forward-only", shape);
     int const groups =
         std::max(1, M / P);  // of P microbatches; the last one takes the remainder with it
     auto const key = [P, groups](detail::Candidate const& c) {

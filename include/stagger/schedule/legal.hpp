@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
 
@@ -62,6 +63,24 @@ constexpr void require_even(char const* policy, Count count, int value) {
   require(value % 2 == 0, policy, count, value, value + 1,
           count == Count::ranks ? "ranks pair up from both ends, so their number is even"
                                 : "half of them enter at each end, so their number is even");
+}
+
+/// The requirements of a bidirectional mapping: one chunk, ranks and microbatches in even numbers.
+/// @throws Error bad_configuration
+constexpr void require_bidirectional(char const* policy, Shape shape) {
+  require(shape.chunks == 1, policy, Count::chunks, shape.chunks, 1,
+          "the bidirectional mapping has one");
+  require_even(policy, Count::ranks, shape.ranks);
+  require_even(policy, Count::microbatches, shape.microbatches);
+}
+
+/// The requirements on the number of slices of a microbatch, for a shape that is legal.
+/// @throws Error bad_configuration
+constexpr void require_slices(char const* policy, Shape shape, int slices) {
+  require(slices >= 1, policy, Count::slices, slices, 1, "a microbatch has at least one slice");
+  int const most = std::min(32767, ((1 << 29) - 1) / (shape.stages() * shape.microbatches));
+  require(slices <= most, policy, Count::slices, slices, most,
+          "slices are counted in 15 bits and actions in 31");
 }
 
 /// The requirements of every policy on a shape: at least one rank and one microbatch, the number of

@@ -37,25 +37,24 @@ namespace detail {
 template <SchedulePolicy P>
 [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> const& line) {
   P const policy{};
-  CatalogEntry entry{};
-  entry.name = line.name;
-  entry.what = line.what;
-  entry.constraint = line.constraint;
-  entry.chunks = policy.chunks();
-  entry.slices = 1;
-  if constexpr (requires { policy.slices; }) entry.slices = policy.slices;
-  entry.owners = line.mapping == Mapping::bidirectional ? 2 : 1;
-  entry.mapping = line.mapping;
-  entry.flushes = P::flushes;
-  entry.trains = line.trains;
-  entry.takes_warmup = requires { policy.warmup; };
-  entry.takes_group = requires { policy.group; };
-  entry.takes_slices = requires { policy.slices; };
-  entry.takes_mapping = requires { policy.mapping; };
-  entry.takes_memory = requires { policy.limits; };
-  entry.takes_in_flight = requires { policy.in_flight; };
-  return entry;
+  int slices = 1;
+  if constexpr (requires { policy.slices; }) slices = policy.slices;
+  return {.name = line.name,
+          .what = line.what,
+          .constraint = line.constraint,
+          .chunks = policy.chunks(),
+          .slices = slices,
+          .owners = line.mapping == Mapping::bidirectional ? 2 : 1,
+          .mapping = line.mapping,
+          .flushes = P::flushes,
+          .trains = line.trains,
+          .takes_warmup = requires {policy.warmup;
 }
+, .takes_group = requires { policy.group; }, .takes_slices = requires { policy.slices; },
+    .takes_mapping = requires { policy.mapping; }, .takes_memory = requires { policy.limits; },
+    .takes_in_flight = requires { policy.in_flight; }
+};  // namespace detail
+}  // namespace stagger::schedule
 
 }  // namespace detail
 

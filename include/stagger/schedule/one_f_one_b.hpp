@@ -48,7 +48,8 @@ struct OneFOneB {
             "a limit is at least 1, or 0 for none");
     std::vector<int> counts;
     for (int r = 0; r < P; ++r) {
-      long long const wanted = std::min(1LL * gap * (P - r) - (gap - 1), 1LL * shape.microbatches);
+      long long const wanted =
+          std::min<long long>(1LL * gap * (P - r) - (gap - 1), shape.microbatches);
       int const count = static_cast<int>(wanted);  // a name: for a temporary, g++ would compile
       counts.push_back(count);                     // one more function that grows vectors
     }

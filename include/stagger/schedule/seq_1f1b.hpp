@@ -3,7 +3,6 @@
 /// @file   Seq1F1B: each microbatch is cut along its sequence, and the slices flow through 1F1B.
 /// @source Ao et al., "Seq1F1B", arXiv 2406.03488.
 
-#include <algorithm>
 #include <cstdint>
 
 #include <stagger/schedule/early_backward.hpp>
@@ -32,10 +31,7 @@ struct Seq1F1B {
     int const P = shape.ranks, M = shape.microbatches, S = slices;
     require(M >= P, "seq-1f1b", Count::microbatches, M, P,
             "the steady state needs one for each rank");
-    require(S >= 1, "seq-1f1b", Count::slices, S, 1, "a microbatch has at least one slice");
-    int const most = std::min(32767, ((1 << 29) - 1) / (P * M));
-    require(S <= most, "seq-1f1b", Count::slices, S, most,
-            "slices are counted in 15 bits and actions in 31");
+    require_slices("seq-1f1b", shape, S);
     Table table = Table{.stages = P, .microbatches = M, .slices = S}.like(2 * P * M * S);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();

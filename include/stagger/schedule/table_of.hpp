@@ -18,6 +18,19 @@ namespace detail {
 /// @tparam T  Table
 template <class T> T catalog_table(std::string_view name, void const* policy, Shape shape);
 
+/// Raises the fault of a table whose schedule is not proven. The proof takes a compiler a second,
+/// so it is included only by programs that run such a schedule.
+/// @tparam T  schedule::Table; a template, so that `verify` is looked up where the pipeline is made
+template <class T> void require_legal(T const& table) {
+  constexpr bool can_verify = requires { verify(table); };
+  static_assert(can_verify,
+                "stagger: the tables of this schedule must be verified before they run: include "
+                "<stagger/schedule/proof/verify.hpp>; or, if they are proven already, say so with "
+                "'static constexpr bool proven = true'");
+  if constexpr (can_verify)
+    if (auto const fault = verify(table)) raise(Errc::bad_schedule, message(fault));
+}
+
 #ifdef STAGGER_SEPARATE_COMPILATION
 extern template Table catalog_table(std::string_view, void const*, Shape);
 #endif
@@ -34,20 +47,4 @@ template <SchedulePolicy P> [[nodiscard]] Table table_of(P const& policy, Shape 
   return policy.table(shape);
 }
 
-namespace detail {
-
-/// Raises the fault of a table whose schedule is not proven. The proof takes a compiler a second,
-/// so it is included only by programs that run such a schedule.
-/// @tparam T  schedule::Table; a template, so that `verify` is looked up where the pipeline is made
-template <class T> void require_legal(T const& table) {
-  constexpr bool can_verify = requires { verify(table); };
-  static_assert(can_verify,
-                "stagger: the tables of this schedule must be verified before they run: include "
-                "<stagger/schedule/proof/verify.hpp>; or, if they are proven already, say so with "
-                "'static constexpr bool proven = true'");
-  if constexpr (can_verify)
-    if (auto const fault = verify(table)) raise(Errc::bad_schedule, message(fault));
-}
-
-}  // namespace detail
 }  // namespace stagger::schedule

@@ -43,32 +43,30 @@ template <class Legal> [[nodiscard]] constexpr int nearest_legal(int to, Legal c
 /// Depth first: a group of N microbatches passes a rank's first chunk, then its second, and so on;
 /// then the next group. Backwards visit the chunks from the last to the first.
 struct DepthFirst {
-  int ranks, chunks, microbatches, group;
+  Shape shape;
+  int group;
 
   /// @throws Error as legal_group
-  constexpr DepthFirst(char const* policy, Shape shape, int asked)
-      : ranks(shape.ranks),
-        chunks(shape.chunks),
-        microbatches(shape.microbatches),
-        group(legal_group(policy, shape, asked)) {}
+  constexpr DepthFirst(char const* policy, Shape of, int asked)
+      : shape(of), group(legal_group(policy, of, asked)) {}
 
   /// Forwards of a rank, and backwards.
-  [[nodiscard]] constexpr int steps() const noexcept { return chunks * microbatches; }
+  [[nodiscard]] constexpr int steps() const noexcept { return shape.chunks * shape.microbatches; }
   /// Forwards before the first backward: `apart` more than on the next rank.
   [[nodiscard]] constexpr long long ahead(int rank, int apart) const noexcept {
-    return (chunks - 1LL) * group + static_cast<long long>(apart) * (ranks - 1 - rank) + 1;
+    return (shape.chunks - 1LL) * group + 1LL * apart * (shape.ranks - 1 - rank) + 1;
   }
 
   /// The `step`-th forward or backward of a rank, without its kind.
   [[nodiscard]] constexpr Action at(int rank, int step, bool forward) const noexcept {
-    int const in_full = microbatches / group * group * chunks;  // steps in groups of full size
-    int const size = step < in_full ? group : microbatches % group;
-    int const first =
-        step < in_full ? step / (group * chunks) * group : microbatches / group * group;
+    int const chunks = shape.chunks, full = shape.microbatches / group * group;
+    int const in_full = full * chunks;  // steps in groups of full size
+    int const size = step < in_full ? group : shape.microbatches - full;
+    int const first = step < in_full ? step / (group * chunks) * group : full;
     int const within = step < in_full ? step % (group * chunks) : step - in_full;
     int const chunk = forward ? within / size : chunks - 1 - within / size;
     return {.kind = forward ? Kind::forward : Kind::backward,
-            .stage = chunk * ranks + rank,
+            .stage = chunk * shape.ranks + rank,
             .microbatch = first + within % size};
   }
 };

@@ -140,11 +140,9 @@ class RoundsV {
 
   void fill(int r, double arrival, bool also_spare) {
     Rank& rank = ranks_[r];
-    while (owes(r) && arrival >= rank.free + next_weight(r)) weight(r);
+    while (owes(r) && arrival >= rank.free + times_[rank.pending[rank.weighed].stage].weight)
+      weight(r);
     if (owes(r) && arrival - rank.free > to_spare(r) && also_spare) weight(r);
-  }
-  [[nodiscard]] double next_weight(int r) const {
-    return times_[ranks_[r].pending[ranks_[r].weighed].stage].weight;
   }
 
   void begin() {
