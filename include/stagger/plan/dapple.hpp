@@ -156,13 +156,12 @@ class DappleSearch {
     if (!fits(w_.memory(0, N, slice, recompute_), g, 0, 1, f.microbatches, 0, N)) return;
     if (form_ == Form::printed) return;  // the paper does not consider the plan of one stage
     StageTime t = w_.time(0, N, g.kinds, slice, recompute_);
-    t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, false);
-    record(latency_of({&t, 1}, f.microbatches, form_).seconds,
-           [&] { return Draft{.stages = {{0, N, w_.devices()}}}; });
-    t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, true);
-    record(latency_of({&t, 1}, f.microbatches, form_).seconds, [&] {
-      return Draft{.stages = {{0, N, w_.devices()}}, .gradients = Gradients::overlapped};
-    });
+    for (Gradients const gradients : {Gradients::together, Gradients::overlapped}) {
+      bool const overlapped = gradients == Gradients::overlapped;
+      t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, overlapped);
+      record(latency_of({&t, 1}, f.microbatches, form_).seconds,
+             [&] { return Draft{.stages = {{0, N, w_.devices()}}, .gradients = gradients}; });
+    }
     evaluated_ += 2;
   }
 

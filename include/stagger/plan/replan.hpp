@@ -76,19 +76,18 @@ struct Replan {
     for (std::size_t i = 0; i < old.stages.size(); ++i) {
       if (!old.stages[i].devices.empty()) continue;
       std::vector<Draft> next;
+      auto const empty = [](Assignment const& s) { return s.devices.empty(); };
       for (Draft const& d : all) {
         for (std::size_t j = 0; j < d.stages.size(); ++j) {
           if (d.stages[j].devices.size() < 2) continue;
           Draft lent = d;  // each stage in between passes a device to the next
           auto& from = lent.stages[j].devices;
-          auto const at = std::find_if(lent.stages.begin(), lent.stages.end(),
-                                       [](auto const& s) { return s.devices.empty(); });
+          auto const at = std::find_if(lent.stages.begin(), lent.stages.end(), empty);
           at->devices.push_back(from.back());
           from.pop_back();
           next.push_back(std::move(lent));
         }
-        auto const at = std::find_if(d.stages.begin(), d.stages.end(),
-                                     [](auto const& s) { return s.devices.empty(); });
+        auto const at = std::find_if(d.stages.begin(), d.stages.end(), empty);
         auto const place = at - d.stages.begin();
         for (bool const forward : {true, false}) {
           if (forward ? at + 1 == d.stages.end() : place == 0) continue;

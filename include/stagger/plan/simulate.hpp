@@ -24,24 +24,7 @@ namespace stagger::plan {
 /// gradient, as the engine does.
 class Simulator {
  public:
-  /// @param stages        [2S - 1] computing stages, with the transfers between them
-  /// @param microbatches  M >= 1
-  /// @param warm_up       [S] forwards before the first backward, >= 1, never more on a later
-  ///                      stage; M on every stage is GPipe
-  /// @param timeline      if not null: receives a row for each computing stage
-  /// @return              seconds from the first start to the last end
-  /// @throws Error        as for `latency`; bad_schedule for a warm-up that rises, with which
-  ///                      stages would deadlock
-  /// @complexity          O(S M)
-  constexpr double operator()(std::span<StageTime const> stages, int microbatches,
-                              std::span<int const> warm_up,
-                              schedule::Timeline* timeline = nullptr) {
-    detail::require_stages(stages, microbatches);
-    check(stages, warm_up);
-    return play(stages, microbatches, warm_up, timeline);
-  }
-
-  /// The same without checking the arguments.
+  /// @pre the arguments are those that `simulate` takes
   constexpr double play(std::span<StageTime const> stages, int microbatches,
                         std::span<int const> warm_up, schedule::Timeline* timeline = nullptr) {
     std::size_t const S = warm_up.size();
@@ -95,25 +78,6 @@ class Simulator {
   }
 
  private:
-  constexpr static void check(std::span<StageTime const> stages, std::span<int const> warm_up) {
-    if (stages.size() + 1 != 2 * warm_up.size())
-      raise(Errc::bad_configuration, warm_up.size(), " warm-up counts for ",
-            counted(stages.size(), "stage"),
-            " and transfers; give one count for each stage, with a transfer "
-            "between two stages");
-    for (std::size_t s = 0; s < warm_up.size(); ++s) {
-      if (warm_up[s] < 1)
-        raise(Errc::bad_schedule, "stage ", s, " runs ", warm_up[s],
-              " forwards before its first backward; it needs one");
-      if (s > 0 && warm_up[s] > warm_up[s - 1])
-        raise(Errc::bad_schedule, "stage ", s, " runs ", warm_up[s],
-              " forwards before its first backward, "
-              "stage ",
-              s - 1, " only ", warm_up[s - 1],
-              ": they would wait for each other for ever; let no count rise");
-    }
-  }
-
   constexpr static void add(schedule::Timeline& timeline, schedule::Kind kind, std::size_t stage,
                             std::size_t microbatch, double start, double end) {
     timeline.rows[stage].push_back({.action = {.kind = kind,
@@ -130,10 +94,36 @@ class Simulator {
 };
 
 /// Simulates one iteration; see Simulator.
+/// @param stages        [2S - 1] computing stages, with the transfers between them
+/// @param microbatches  M >= 1
+/// @param warm_up       [S] forwards before the first backward, >= 1, never more on a later
+///                      stage; M on every stage is GPipe
+/// @param timeline      if not null: receives a row for each computing stage
+/// @return              seconds from the first start to the last end
+/// @throws Error        as for `latency`; bad_schedule for a warm-up that rises, with which
+///                      stages would deadlock
+/// @complexity          O(S M)
 [[nodiscard]] constexpr double simulate(std::span<StageTime const> stages, int microbatches,
                                         std::span<int const> warm_up,
                                         schedule::Timeline* timeline = nullptr) {
-  return Simulator{}(stages, microbatches, warm_up, timeline);
+  detail::require_stages(stages, microbatches);
+  if (stages.size() + 1 != 2 * warm_up.size())
+    raise(Errc::bad_configuration, warm_up.size(), " warm-up counts for ",
+          counted(stages.size(), "stage"),
+          " and transfers; give one count for each stage, with a transfer "
+          "between two stages");
+  for (std::size_t s = 0; s < warm_up.size(); ++s) {
+    if (warm_up[s] < 1)
+      raise(Errc::bad_schedule, "stage ", s, " runs ", warm_up[s],
+            " forwards before its first backward; it needs one");
+    if (s > 0 && warm_up[s] > warm_up[s - 1])
+      raise(Errc::bad_schedule, "stage ", s, " runs ", warm_up[s],
+            " forwards before its first backward, "
+            "stage ",
+            s - 1, " only ", warm_up[s - 1],
+            ": they would wait for each other for ever; let no count rise");
+  }
+  return Simulator{}.play(stages, microbatches, warm_up, timeline);
 }
 
 }  // namespace stagger::plan
