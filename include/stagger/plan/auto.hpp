@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -56,11 +55,6 @@ struct Auto {
   }
 
  private:
-  [[nodiscard]] static bool alike(Workload const& w) {
-    std::uint64_t const kinds = w.group(w.devices()).kinds;
-    return (kinds & (kinds - 1)) == 0;
-  }
-
   [[nodiscard]] static std::vector<int> sizes(Workload const& w) {
     if (w.request().microbatch > 0) return {w.request().microbatch};
     int const b = w.profile().batch;
@@ -97,7 +91,8 @@ struct Auto {
       }
     };
     ask(Partitioned<partition::PipeDream>{});
-    ask(Partitioned<partition::MinMax>{{.any_order = !alike(w), .most_states = 1U << 20}});
+    ask(Partitioned<partition::MinMax>{
+        {.any_order = !w.group(w.devices()).alike(), .most_states = 1U << 20}});
     for (bool const recompute : {false, true}) {
       if (!recompute && forced) continue;
       for (int const size : sizes(w)) {

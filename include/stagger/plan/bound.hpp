@@ -30,7 +30,7 @@ namespace stagger::plan {
   auto const both = [&](int first, int end, std::uint64_t kinds) {
     return w.time(first, end, kinds, 1, false).both_s();
   };
-  if ((all.kinds & (all.kinds - 1)) != 0) {
+  if (!all.alike()) {
     // No device is faster, on any layer, than its speed says: its work is at least work / speed.
     Group const reference = w.group(std::vector<int>{ids.front()});
     double speeds = 0;

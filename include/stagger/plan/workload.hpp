@@ -44,6 +44,9 @@ struct Group {
   std::uint64_t kinds = 1;  ///< bit k: a device of kind k is among them
   double capacity_bytes = 0;
   collective::CostLine all_reduce{};
+
+  /// Whether all of its devices are of one kind.
+  [[nodiscard]] constexpr bool alike() const noexcept { return (kinds & (kinds - 1)) == 0; }
 };
 
 /// The transfer of a microbatch from one group to the next, split evenly over both: the busiest
