@@ -8,7 +8,6 @@
 #include <cstdarg>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -18,54 +17,8 @@ namespace stagger {
 
 namespace detail {
 
-/// A word or a number of a message. Making one takes only two stores, so that a message costs its
-/// caller little code.
-class Piece {
- public:
-  constexpr Piece(char const* words) noexcept : words_(words), kind_(Kind::words) {}  // NOLINT
-  Piece(std::string const& words) noexcept : Piece(words.c_str()) {}                  // NOLINT
-  constexpr Piece(std::string_view const& words) noexcept                             // NOLINT
-      : view_(&words), kind_(Kind::view) {}
-  constexpr Piece(std::integral auto number) noexcept  // NOLINT
-      : whole_(static_cast<std::int64_t>(number)), kind_(Kind::whole) {}
-  constexpr Piece(double number) noexcept : real_(number), kind_(Kind::real) {}  // NOLINT
-
-  [[gnu::cold]] void append_to(std::string& sentence) const {
-    if (kind_ == Kind::words) {
-      sentence += words_;
-      return;
-    }
-    if (kind_ == Kind::view) {
-      sentence += *view_;
-      return;
-    }
-    char digits[32];
-    if (kind_ == Kind::whole)
-      __builtin_snprintf(digits, sizeof digits, "%lld", static_cast<long long>(whole_));
-    else
-      __builtin_snprintf(digits, sizeof digits, "%.9g", real_);
-    sentence += digits;
-  }
-
- private:
-  enum class Kind : std::uint8_t { words, view, whole, real };
-  union {
-    char const* words_;
-    std::string_view const* view_;
-    std::int64_t whole_;
-    double real_;
-  };
-  Kind kind_;
-};
-
-[[gnu::cold]] [[gnu::noinline]] inline std::string join(std::initializer_list<Piece> pieces) {
-  std::string sentence;
-  for (Piece const& piece : pieces) piece.append_to(sentence);
-  return sentence;
-}
-
-// `raise` and `text` pass each piece as one variable argument, and all their kinds as one number,
-// which takes their caller less code than an array of pieces.
+// `raise` and `text` pass each word or number of a sentence as one variable argument, and all their
+// kinds as one number, which takes their caller little code.
 [[nodiscard]] constexpr char const* passed(char const* words) noexcept { return words; }
 [[nodiscard]] inline char const* passed(std::string const& words) noexcept { return words.c_str(); }
 [[nodiscard]] constexpr std::string_view const* passed(std::string_view const& words) noexcept {
@@ -94,12 +47,24 @@ template <class... P> [[nodiscard]] consteval std::uint64_t kinds_of() {
 
 [[gnu::cold]] inline std::string join_passed(std::uint64_t kinds, std::va_list pieces) {
   std::string sentence;
+  char digits[32];
   for (; kinds != 0; kinds >>= 3) {
-    Piece const piece = (kinds & 7) == 1   ? Piece(va_arg(pieces, char const*))
-                        : (kinds & 7) == 2 ? Piece(va_arg(pieces, std::int64_t))
-                        : (kinds & 7) == 3 ? Piece(va_arg(pieces, double))
-                                           : Piece(*va_arg(pieces, std::string_view const*));
-    piece.append_to(sentence);
+    switch (kinds & 7) {
+      case 1:
+        sentence += va_arg(pieces, char const*);
+        break;
+      case 2:
+        __builtin_snprintf(digits, sizeof digits, "%lld",
+                           static_cast<long long>(va_arg(pieces, std::int64_t)));
+        sentence += digits;
+        break;
+      case 3:
+        __builtin_snprintf(digits, sizeof digits, "%.9g", va_arg(pieces, double));
+        sentence += digits;
+        break;
+      default:
+        sentence += *va_arg(pieces, std::string_view const*);
+    }
   }
   return sentence;
 }
@@ -111,13 +76,6 @@ template <class... P> [[nodiscard]] consteval std::uint64_t kinds_of() {
   return sentence;
 }
 
-[[gnu::cold]] [[gnu::noinline]] inline std::string join_counted(std::int64_t count,
-                                                                std::string_view singular) {
-  std::size_t const last = singular.size() - 1;
-  bool const hisses = singular[last] == 's' || singular.ends_with("ch") || singular.ends_with("sh");
-  return join({count, " ", singular, count == 1 ? "" : hisses ? "es" : "s"});
-}
-
 }  // namespace detail
 
 /// A text of words and numbers: text("rank ", 3, " of ", 8).
@@ -125,6 +83,15 @@ template <class... T> [[nodiscard]] std::string text(T const&... pieces) {
   return detail::join(detail::kinds_of<decltype(detail::passed(pieces))...>(),
                       detail::passed(pieces)...);
 }
+
+namespace detail {
+[[gnu::cold]] [[gnu::noinline]] inline std::string join_counted(std::int64_t count,
+                                                                std::string_view singular) {
+  std::size_t const last = singular.size() - 1;
+  bool const hisses = singular[last] == 's' || singular.ends_with("ch") || singular.ends_with("sh");
+  return text(count, " ", singular, count == 1 ? "" : hisses ? "es" : "s");
+}
+}  // namespace detail
 
 /// A count with its noun, in singular or plural: "1 stage", "2 stages", "1 microbatch".
 [[nodiscard]] std::string counted(std::integral auto count, std::string_view singular) {
