@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -19,35 +18,22 @@ namespace stagger {
 class ByteWriter {
  public:
   void add(void const* bytes, std::size_t count) {
-    if (count == 0) return;
-    if (capacity_ - size_ < count)
-      move_to(size_ + count < 2 * capacity_ ? 2 * capacity_ : size_ + count);
-    std::memcpy(memory_.get() + size_, bytes, count);
-    size_ += count;
+    auto const* const first = static_cast<std::byte const*>(bytes);
+    bytes_.insert(bytes_.end(), first, first + count);
   }
   template <class T> void add(T const& value) {
     static_assert(std::is_trivially_copyable_v<T>);
     add(&value, sizeof(T));
   }
-  void clear() noexcept { size_ = 0; }
+  void clear() noexcept { bytes_.clear(); }
   /// Makes room for this total number of bytes.
-  void reserve(std::size_t count) {
-    if (capacity_ < count) move_to(count);
-  }
-  [[nodiscard]] std::byte const* data() const noexcept { return memory_.get(); }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  void reserve(std::size_t count) { bytes_.reserve(count); }
+  [[nodiscard]] std::byte const* data() const noexcept { return bytes_.data(); }
+  [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
+  [[nodiscard]] std::size_t capacity() const noexcept { return bytes_.capacity(); }
 
  private:
-  void move_to(std::size_t capacity) {
-    std::unique_ptr<std::byte[]> memory(new std::byte[capacity]);
-    if (size_ != 0) std::memcpy(memory.get(), memory_.get(), size_);
-    memory_ = std::move(memory);
-    capacity_ = capacity;
-  }
-  std::unique_ptr<std::byte[]> memory_;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
+  std::vector<std::byte> bytes_;
 };
 
 /// Bytes that were received.
