@@ -12,8 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,120 +29,38 @@ using Value = nlohmann::ordered_json;
 
 namespace detail {
 
-/// An iterator over a text that counts the bytes that were read.
-class Counted {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = char const*;
-  using reference = char const&;
-
-  Counted(char const* at, char const** reached) : at_(at), reached_(reached) {}
-  reference operator*() const { return *at_; }
-  Counted& operator++() {
-    ++at_;
-    if (*reached_ < at_) *reached_ = at_;
-    return *this;
-  }
-  Counted operator++(int) {
-    Counted const before = *this;
-    ++*this;
-    return before;
-  }
-  friend bool operator==(Counted const& a, Counted const& b) { return a.at_ == b.at_; }
-  friend bool operator!=(Counted const& a, Counted const& b) { return a.at_ != b.at_; }
-
- private:
-  char const* at_;
-  char const** reached_;
-};
-
-/// Parses a text up to the value of a JSON pointer, or up to the first fault.
-class Finder {
- public:
-  explicit Finder(std::string target) : target_(std::move(target)) {}
-
-  bool null() { return value(); }
-  bool boolean(bool) { return value(); }
-  bool number_integer(std::int64_t) { return value(); }
-  bool number_unsigned(std::uint64_t) { return value(); }
-  bool number_float(double, std::string const&) { return value(); }
-  bool string(std::string const&) { return value(); }
-  bool binary(nlohmann::json::binary_t const&) { return value(); }
-  bool start_object(std::size_t) { return start(false); }
-  bool start_array(std::size_t) { return start(true); }
-  bool end_object() { return end(); }
-  bool end_array() { return end(); }
-  bool key(std::string const& name) {
-    std::string& step = open_.back().step;
-    step.clear();
-    for (char const c : name) step += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
-    return true;
-  }
-  bool parse_error(std::size_t position, std::string const& token,
-                   nlohmann::json::exception const& error) {
-    // The parser reports a number that is too large for a double after the number, and a wrong
-    // character at the character.
-    fault_ = position > 0 ? position - 1 : 0;
-    if (error.id == 406) fault_ = position >= token.size() ? position - token.size() : 0;
-    return false;
-  }
-
-  [[nodiscard]] std::size_t fault() const noexcept { return fault_; }
-
- private:
-  struct Open {
-    bool list;
-    std::size_t index;
-    std::string step;
-  };
-
-  [[nodiscard]] bool here() const {
-    std::string now;
-    for (Open const& o : open_) {
-      now += '/';
-      now += o.list ? std::to_string(o.index) : o.step;
-    }
-    return now == target_;
-  }
-  bool value() {
-    if (here()) return false;
-    if (!open_.empty()) ++open_.back().index;
-    return true;
-  }
-  bool start(bool list) {
-    if (here()) return false;
-    open_.push_back({list, 0, {}});
-    return true;
-  }
-  bool end() {
-    open_.pop_back();
-    if (!open_.empty()) ++open_.back().index;
-    return true;
-  }
-
-  std::string target_;
-  std::vector<Open> open_{};
-  std::size_t fault_ = 0;
-};
-
-/// Offset of the first byte at which a text is not valid JSON.
-[[nodiscard]] inline std::size_t first_fault(std::string const& text) {
-  Finder finder("none");
-  nlohmann::json::sax_parse(text, &finder);
-  return std::min(finder.fault(), text.size());
+/// How many bytes of a text the parser has read.
+[[nodiscard]] inline std::size_t bytes_read(std::istringstream& text) {
+  return static_cast<std::size_t>(text.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in));
 }
 
 /// Line of the value at a pointer, from 1.
-[[nodiscard]] inline std::size_t line_of(std::string const& text, std::string const& pointer) {
-  char const* const begin = text.data();
-  char const* reached = begin;
-  Finder finder(pointer);
-  nlohmann::json::sax_parse(Counted(begin, &reached), Counted(begin + text.size(), &reached),
-                            &finder);
-  char const* const last = reached == begin ? begin : reached - 1;
-  return 1 + static_cast<std::size_t>(std::count(begin, last, '\n'));
+[[nodiscard]] inline std::size_t line_of(std::string const& text,
+                                         Value::json_pointer const& wanted) {
+  using Event = Value::parse_event_t;
+  std::istringstream in(text);
+  Value::json_pointer here;  // of the value that is read
+  std::vector<int> next;     // [open lists and objects] number of the next element; -1: an object
+  std::size_t end = 0;       // of what has been read of the wanted value
+  auto const look = [&](int, Event event, Value const& read) {
+    bool const begins = event == Event::object_start || event == Event::array_start;
+    if (event == Event::key) {
+      here.push_back(read.get<std::string>());
+      return true;
+    }
+    if (event == Event::object_end || event == Event::array_end) {
+      next.pop_back();
+    } else {
+      if (!next.empty() && next.back() >= 0) here.push_back(std::to_string(next.back()++));
+      if (end == 0 && here == wanted) end = bytes_read(in);
+      if (begins) next.push_back(event == Event::array_start ? 0 : -1);
+    }
+    if (!begins && !here.empty()) here.pop_back();
+    return true;
+  };
+  [[maybe_unused]] Value const whole = Value::parse(in, look);
+  auto const last = text.begin() + static_cast<std::ptrdiff_t>(end == 0 ? 0 : end - 1);
+  return 1 + static_cast<std::size_t>(std::count(text.begin(), last, '\n'));
 }
 
 /// The line, the column and the text at a byte offset, as errors name them.
@@ -188,15 +106,22 @@ class Field {
   /// @throws Error   bad_data naming file, line, column and what stands there
   [[nodiscard]] static Field parse(std::string text, std::string source) {
     auto file = std::make_shared<File>(File{std::move(text), std::move(source), {}});
+    std::istringstream in(file->text);
+    auto const refuse_text = [&](std::size_t at) {
+      at = std::min(at, file->text.size());
+      raise(Errc::bad_data, file->source, detail::place(file->text, at),
+            (at == file->text.size() ? "is where the file ends too early" : "is not JSON here"));
+    };
     try {
-      file->root = Value::parse(file->text);
-    } catch (Value::exception const&) {
-      auto const found = detail::first_fault(file->text);
-      raise(Errc::bad_data, file->source, detail::place(file->text, found),
-            (found >= file->text.size() ? "is where the file ends too early" : "is not JSON here"));
+      file->root = Value::parse(in);
+    } catch (Value::parse_error const& error) {
+      refuse_text(error.byte == 0 ? 0 : error.byte - 1);
+    } catch (
+        Value::out_of_range const&) {  // a number too large for a double, read with what follows
+      refuse_text(file->text.find_last_not_of("+-.0123456789Ee", detail::bytes_read(in) - 2) + 1);
     }
     Value const* const root = &file->root;
-    return Field(std::move(file), root, "", "");
+    return Field(std::move(file), root, Value::json_pointer(), "");
   }
 
   [[nodiscard]] Value const& value() const noexcept { return *value_; }
@@ -226,10 +151,7 @@ class Field {
     if (found == value_->end())
       raise(Errc::bad_data, where(), ": ", name_.empty() ? "the file" : name_, " has no '", key,
             "'; add it");
-    std::string escaped;
-    for (char const c : std::string_view(key))
-      escaped += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
-    return Field(file_, &*found, pointer_ + "/" + escaped,
+    return Field(file_, &*found, pointer_ / key,
                  name_.empty() ? std::string(key) : name_ + "." + key);
   }
 
@@ -238,7 +160,7 @@ class Field {
     if (!value_->is_array()) refuse("; give a list [ ... ]");
     std::vector<Field> all;
     for (std::size_t i = 0; i < value_->size(); ++i)
-      all.push_back(Field(file_, &(*value_)[i], text(pointer_, "/", i), text(name_, "[", i, "]")));
+      all.push_back(Field(file_, &(*value_)[i], pointer_ / i, text(name_, "[", i, "]")));
     return all;
   }
 
@@ -291,7 +213,8 @@ class Field {
     Value root;
   };
 
-  Field(std::shared_ptr<File const> file, Value const* value, std::string pointer, std::string name)
+  Field(std::shared_ptr<File const> file, Value const* value, Value::json_pointer pointer,
+        std::string name)
       : file_(std::move(file)),
         value_(value),
         pointer_(std::move(pointer)),
@@ -299,8 +222,8 @@ class Field {
 
   std::shared_ptr<File const> file_;
   Value const* value_;
-  std::string pointer_;  // as RFC 6901
-  std::string name_;     // its name in error messages: layers[3].forward_s
+  Value::json_pointer pointer_;
+  std::string name_;  // its name in error messages: layers[3].forward_s
 };
 
 /// The text of a file.
