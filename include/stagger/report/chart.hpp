@@ -13,8 +13,7 @@
 #include <string_view>
 
 #include <stagger/core/error.hpp>
-#include <stagger/report/detail/svg_style.hpp>
-#include <stagger/report/detail/ticks.hpp>
+#include <stagger/report/detail/svg_document.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/svg_options.hpp>
 #include <stagger/report/utf8.hpp>
@@ -136,7 +135,7 @@ class ChartWriter {
     std::string out;
     top_ = 14;
     if (!options_.title.empty()) {
-      out += text("<text class=\"title\" x=\"16\" y=\"28\">", xml(options_.title), "</text>\n");
+      out += svg_text(16, 28, "title", options_.title);
       top_ += 24;
     }
     int x = 16;
@@ -145,9 +144,8 @@ class ChartWriter {
       if (lines_[l].name.empty()) continue;
       int const entry = 6 * static_cast<int>(characters(lines_[l].name)) + 48;
       if (any && x + entry > options_.width) x = 16, top_ += entry_height;
-      out += text("<path class=\"line\" ", look(l), " d=\"M", x, " ", top_ + 6,
-                  "h22\"/><text class=\"small\" x=\"", x + 28, "\" y=\"", top_ + 10, "\">",
-                  xml(lines_[l].name), "</text>\n");
+      out += text("<path class=\"line\" ", look(l), " d=\"M", x, " ", top_ + 6, "h22\"/>",
+                  svg_text(x + 28, top_ + 10, "small", lines_[l].name));
       x += entry;
       any = true;
     }
@@ -196,8 +194,8 @@ class ChartWriter {
     }
     std::string out = text("<path class=\"grid\" d=\"", grid, "\"/>\n", labels, "\n");
     if (!options_.x.empty())
-      out += text("<text class=\"small weak x\" x=\"", (left_ + options_.width - right) / 2,
-                  "\" y=\"", bottom_ + 34, "\">", xml(options_.x), "</text>\n");
+      out +=
+          svg_text((left_ + options_.width - right) / 2, bottom_ + 34, "small weak x", options_.x);
     if (!options_.y.empty())
       out += text("<text class=\"small weak x\" transform=\"translate(18 ", (top_ + bottom_) / 2,
                   ")rotate(-90)\">", xml(options_.y), "</text>\n");

@@ -11,7 +11,8 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/plan/plan.hpp>
-#include <stagger/report/detail/svg_style.hpp>
+#include <stagger/report/detail/action_style.hpp>
+#include <stagger/report/detail/svg_document.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 

@@ -6,16 +6,14 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/partition/split_plan.hpp>
-#include <stagger/report/detail/svg_style.hpp>
+#include <stagger/report/detail/svg_document.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/svg_options.hpp>
 #include <stagger/report/table.hpp>
-#include <stagger/report/utf8.hpp>
 
 namespace stagger::report {
 
@@ -120,12 +118,12 @@ class SplitPlanWriter {
     std::string body;
     int y = 16;
     if (!options_.title.empty()) {
-      body += text("<text class=\"title\" x=\"16\" y=\"28\">", xml(options_.title), "</text>\n");
+      body += svg_text(16, 28, "title", options_.title);
       y += 24;
     }
-    body += label(left + lane_ / 2, y + 12, "c", "one rank");
+    body += svg_text(left + lane_ / 2, y + 12, "c", "one rank");
     for (int m = 0; m < lanes_; ++m)
-      body += label(middle(m), y + 12, "c", text("member ", m, " of ", plan_.members));
+      body += svg_text(middle(m), y + 12, "c", text("member ", m, " of ", plan_.members));
     y += 22;
     for (std::size_t l = 0; l <= plan_.layers.size(); ++l) {
       if (plan_.exchange(l) != partition::GroupExchange::none) {
@@ -136,11 +134,11 @@ class SplitPlanWriter {
       body += layer(l, y);
       y += layer_height + gap;
     }
-    body += label(16, y + 14, "small weak",
-                  text("In a box: features; parameters, ",
-                       has_bytes(layers_) ? "bytes of activations" : "activations",
-                       ". Between boxes: numbers sent, received, for ", counted(rows_, "row"),
-                       " of each member."));
+    body += svg_text(16, y + 14, "small weak",
+                     text("In a box: features; parameters, ",
+                          has_bytes(layers_) ? "bytes of activations" : "activations",
+                          ". Between boxes: numbers sent, received, for ", counted(rows_, "row"),
+                          " of each member."));
     return svg_document(options_.width, y + 26,
                         options_.title.empty() ? "layers of a group" : options_.title, styles(),
                         body);
@@ -162,10 +160,6 @@ class SplitPlanWriter {
                   ".whole{fill:#c9ced6}.columns{fill:#a5dbc0}.cut{fill:#f2b27f}");
   }
   [[nodiscard]] int middle(int member) const { return left + lane_ * (member + 1) + lane_ / 2; }
-  [[nodiscard]] static std::string label(int x, int y, char const* style, std::string_view words) {
-    return text("<text class=\"", style, "\" x=\"", x, "\" y=\"", y, "\">", xml(words),
-                "</text>\n");
-  }
   [[nodiscard]] static std::string number(std::size_t count) {
     return count == 0 ? "-" : format_count(static_cast<double>(count));
   }
@@ -174,8 +168,9 @@ class SplitPlanWriter {
                                 std::string const& above, std::string const& below) const {
     int const x = left + lane * lane_;
     return text("<rect class=\"", style, "\" x=\"", x, "\" y=\"", y, "\" width=\"", lane_ - gap,
-                "\" height=\"", height, "\" rx=\"3\"/>", label(x + lane_ / 2, y + 14, "c", above),
-                label(x + lane_ / 2, y + 28, "c small", below));
+                "\" height=\"", height, "\" rx=\"3\"/>",
+                svg_text(x + lane_ / 2, y + 14, "c", above),
+                svg_text(x + lane_ / 2, y + 28, "c small", below));
   }
 
   [[nodiscard]] std::string layer(std::size_t l, int y) const {
@@ -185,7 +180,7 @@ class SplitPlanWriter {
     auto const features = [](std::size_t in, std::size_t out) {
       return in != 0 ? text(in, " -> ", out) : out != 0 ? std::to_string(out) : std::string("-");
     };
-    std::string out = label(16, y + 20, "small", text("layer ", chain_.number(l))) +
+    std::string out = svg_text(16, y + 20, "small", text("layer ", chain_.number(l))) +
                       "<g class=\"box\">" +
                       box(0, y, layer_height, "whole",
                           features(layer.inputs, layer.inputs != 0 ? layer.outputs : all),
@@ -212,7 +207,7 @@ class SplitPlanWriter {
   }
 
   [[nodiscard]] std::string exchange(std::size_t l, int y) const {
-    std::string out = label(16, y + 19, "small", name(plan_.exchange(l))) + "<g class=\"box\">";
+    std::string out = svg_text(16, y + 19, "small", name(plan_.exchange(l))) + "<g class=\"box\">";
     for (int m = 0; m < lanes_; ++m) {
       auto const sent = partition::elements_sent(plan_, l, m, rows_);
       auto const received = partition::elements_received(plan_, l, m, rows_);

@@ -65,9 +65,10 @@ inline void append_json(std::string& out, std::string_view text) {
   });
 }
 
-/// Appends text for XML content or a quoted attribute; characters that XML 1.0 has no name for
-/// become U+FFFD.
-inline void append_xml(std::string& out, std::string_view text) {
+/// Text for XML content or a quoted attribute; characters that XML 1.0 has no name for become
+/// U+FFFD.
+[[nodiscard]] inline std::string xml(std::string_view text) {
+  std::string out;
   for_each_character(text, [&](std::string_view c) {
     auto const code = static_cast<unsigned char>(c.front());
     if (c == "&") {
@@ -86,12 +87,6 @@ inline void append_xml(std::string& out, std::string_view text) {
       out += c;
     }
   });
-}
-
-/// Text for XML content, as `append_xml` makes it.
-[[nodiscard]] inline std::string xml(std::string_view words) {
-  std::string out;
-  append_xml(out, words);
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <string>
 
 #include <stagger/schedule/action.hpp>
@@ -21,12 +22,9 @@ struct Rgb {
   }
 
   [[nodiscard]] std::string hex() const {
-    constexpr char const* digits = "0123456789abcdef";
-    std::string text = "#";
-    for (double const part : {r, g, b}) {
-      auto const value = static_cast<unsigned>(std::lround(std::clamp(part, 0.0, 255.0)));
-      (text += digits[value >> 4U]) += digits[value & 15U];
-    }
+    auto const part = [](double value) { return std::lround(std::clamp(value, 0.0, 255.0)); };
+    char text[8];
+    std::snprintf(text, sizeof text, "#%02lx%02lx%02lx", part(r), part(g), part(b));
     return text;
   }
 

@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
-#include <string_view>
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/action_style.hpp>
+#include <stagger/report/detail/svg_document.hpp>
 #include <stagger/report/detail/svg_layout.hpp>
 #include <stagger/report/format.hpp>
-#include <stagger/report/utf8.hpp>
 
 namespace stagger::report::detail {
 
@@ -22,43 +21,6 @@ namespace stagger::report::detail {
   double const last = static_cast<double>(chunks - 1);
   double const share = 0.62 * std::min(1.0, last / 2 + 0.1) * static_cast<double>(chunk) / last;
   return style.colour.towards(white, share);
-}
-
-/// Colours of everything that is not a block.
-struct Scheme {
-  char const* page;    ///< behind everything
-  char const* rail;    ///< a rank's idle time
-  char const* grid;    ///< time marks
-  char const* strong;  ///< title, labels
-  char const* weak;    ///< figures, axis
-};
-inline constexpr Scheme light_scheme{"#ffffff", "#eef0f3", "#d5d9e0", "#1a2230", "#5b6473"};
-inline constexpr Scheme dark_scheme{"#11161f", "#1e2530", "#37404e", "#e8ecf2", "#a3adbb"};
-
-[[nodiscard]] inline std::string scheme_rules(Scheme const& scheme) {
-  return text(".page{fill:", scheme.page, "}.rail{fill:", scheme.rail,
-              "}.grid{stroke:", scheme.grid, "}text{fill:", scheme.strong,
-              "}.weak{fill:", scheme.weak, "}");
-}
-
-/// The rules of a picture whose own rules are `css`, in a theme.
-[[nodiscard]] inline std::string themed(SvgTheme theme, std::string const& css) {
-  std::string out = scheme_rules(theme == SvgTheme::dark ? dark_scheme : light_scheme) + css;
-  if (theme == SvgTheme::automatic)
-    out += "\n@media(prefers-color-scheme:dark){" + scheme_rules(dark_scheme) + "}";
-  return out;
-}
-
-/// A whole document.
-[[nodiscard]] inline std::string svg_document(int width, int height, std::string_view title,
-                                              std::string const& css, std::string const& body,
-                                              std::string const& definitions = {}) {
-  std::string const size = text("width=\"", width, "\" height=\"", height, "\"");
-  return text("<svg xmlns=\"http://www.w3.org/2000/svg\" ", size, " viewBox=\"0 0 ", width, " ",
-              height, "\" role=\"img\" font-family=\"",
-              "Inter,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif\">\n<title>", xml(title),
-              "</title>\n<style>", css, "</style>\n", definitions, "<rect class=\"page\" ", size,
-              " rx=\"6\"/>\n", body, "</svg>\n");
 }
 
 /// Calls `f(style, class, colour)` for each colour of blocks and messages.

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/report/detail/svg_document.hpp>
 #include <stagger/report/detail/svg_lanes.hpp>
 #include <stagger/report/detail/svg_layout.hpp>
 #include <stagger/report/detail/svg_style.hpp>
-#include <stagger/report/detail/ticks.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/summary.hpp>
 #include <stagger/report/svg_options.hpp>
@@ -60,7 +60,7 @@ class SvgWriter {
     std::string out;
     y_ = 12;
     if (!title.empty()) {
-      out += text("<text class=\"title\" x=\"16\" y=\"", y_ + 14, "\">", xml(title), "</text>\n");
+      out += svg_text(16, y_ + 14, "title", title);
       double const width = 8.2 * static_cast<double>(characters(title));
       if (width + legend_width() + 60 > layout_.options.width) y_ += 24;
     }
@@ -103,14 +103,12 @@ class SvgWriter {
         out += text("<path class=\"", SvgKey{i, chunk}.name(), "\" d=\"M",
                     static_cast<int>(n) * swatch, " 0h", swatch, "\"/>");
       }
-      out += text("</g><text class=\"small\" x=\"", x + 21, "\" y=\"", y_ + 13, "\">", style.legend,
-                  "</text>\n");
+      out += "</g>" + svg_text(x + 21, y_ + 13, "small", style.legend);
       x += entry_width(style.legend);
     }
     if (chunks < 2) return;
     make_room(entry_width(shade_text) - 20);
-    out += text("<text class=\"small weak\" x=\"", x, "\" y=\"", y_ + 13, "\">", shade_text,
-                "</text>\n");
+    out += svg_text(x, y_ + 13, "small weak", shade_text);
   }
 
   /// Name of the panel and its figures.
