@@ -34,10 +34,7 @@ using stagger::detail::WorkerRules;
 /// sent when it is the worker's turn.
 /// @tparam Link  ParameterLink. A template, so that only pipelines with a server compile it
 template <class Link>
-class CarriedLink final : public ParameterLink,
-                          private ParameterListener,
-                          private EventTarget,
-                          private Network::Receiver {
+class CarriedLink final : public ParameterLink, private ParameterListener, private EventTarget {
  public:
   CarriedLink(std::shared_ptr<Link> link, std::shared_ptr<SharedTime> time)
       : link_(std::move(link)), time_(std::move(time)) {}
@@ -136,7 +133,7 @@ class CarriedLink final : public ParameterLink,
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
-  enum Kind : std::uint32_t { answers, turn_passes };
+  enum Kind : std::uint32_t { answers, turn_passes, arrives };
   [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }
 
   /// @return its place
@@ -152,14 +149,16 @@ class CarriedLink final : public ParameterLink,
     parcels_[number].fill(values, layer.bytes);
     ++layer.under_way;
   }
+  void transfer(std::uint64_t bytes, Direction direction, std::size_t number) {
+    time_->network.send(bytes, direction, *this, arrives, number);
+  }
   void request(std::size_t layer) {
     if (layers_[layer].request()) link_->ask(layer, layers_[layer].rounds());
   }
   void send_push(std::size_t number) {
     Parcel& parcel = parcels_[number];
     parcel.sent_s = time_->queue.now_s();
-    time_->network.send(parcel.part.size_before(layers_[parcel.layer].sent_bytes), Direction::push,
-                        *this, number);
+    transfer(parcel.part.size_before(layers_[parcel.layer].sent_bytes), Direction::push, number);
   }
   /// Sends the pushes whose turn it is.
   void send_held() {
@@ -193,8 +192,8 @@ class CarriedLink final : public ParameterLink,
       bool const last = rounds == stagger::detail::all_rounds;
       std::size_t const number = make(last ? Parcel::last_answer : Parcel::answer, layer, rounds);
       if (exact_ || last)
-        time_->network.send(layers_[layer].asked.size_before(layers_[layer].sent_bytes),
-                            Direction::pull, *this, number);
+        transfer(layers_[layer].asked.size_before(layers_[layer].sent_bytes), Direction::pull,
+                 number);
       else  // its values are those of this moment, but the server is at work
         time_->queue.at(time_->queue.now_s(), *this, answers, number);
     });
@@ -208,7 +207,7 @@ class CarriedLink final : public ParameterLink,
       parcel.fill(late.bitmap.data(), late.bitmap.size());
       parcel.split = late.split;
       parcel.part.last = late.split_bytes;
-      time_->network.send(late.bitmap.size(), Direction::pull, *this, number);
+      transfer(late.bitmap.size(), Direction::pull, number);
     });
   }
   void lost(std::exception_ptr why) noexcept override {
@@ -217,16 +216,17 @@ class CarriedLink final : public ParameterLink,
   }
 
   void happen(std::uint32_t kind, std::size_t number) override {
+    if (kind == arrives) return delivered(number);
     if (kind == turn_passes) return send([&] { send_held(); });
     send([&] {
       Parcel& parcel = parcels_[number];
       parcel.keep(layers_[parcel.layer].bytes);
       parcel.contained = link_->take(parcel.layer, parcel.number, parcel.values.data());
-      time_->network.send(layers_[parcel.layer].sent_bytes, Direction::pull, *this, number);
+      transfer(layers_[parcel.layer].sent_bytes, Direction::pull, number);
     });
   }
 
-  void delivered(std::size_t number) override {
+  void delivered(std::size_t number) {
     Parcel parcel = std::move(parcels_[number]);  // others may be made meanwhile
     if (parcel.kind == Parcel::choice)
       listener_->late_layers(parcel.number, {parcel.values.span(), parcel.split, parcel.part.last});

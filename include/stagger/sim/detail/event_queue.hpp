@@ -21,7 +21,7 @@ using schedule::Transfers;
 /// The object to which an event happens.
 class EventTarget {
  public:
-  /// @param kind, number  as given to EventQueue::at
+  /// @param kind, number  as given to EventQueue::at or Network::send
   virtual void happen(std::uint32_t kind, std::size_t number) = 0;
 
  protected:
@@ -86,38 +86,32 @@ class EventQueue {
 /// The link of a parameter server, in the time of an event queue.
 class Network final : private EventTarget {
  public:
-  /// Is notified when a message has arrived.
-  class Receiver {
-   public:
-    virtual void delivered(std::size_t number) = 0;
-
-   protected:
-    ~Receiver() = default;
-  };
-
   Network(EventQueue& queue, Links const& links)
       : queue_(queue), links_(links), transfers_(links) {}
 
   [[nodiscard]] Links const& links() const noexcept { return links_; }
 
-  void send(std::uint64_t bytes, Direction direction, Receiver& receiver, std::size_t number) {
+  /// Lets an event happen to the receiver when so many bytes have arrived.
+  void send(std::uint64_t bytes, Direction direction, EventTarget& receiver, std::uint32_t kind,
+            std::size_t number) {
     std::size_t slot = 0;
     while (slot < underway_.size() && underway_[slot].used) ++slot;
     if (slot == underway_.size()) underway_.push_back({});
-    underway_[slot] = {&receiver, number, true};
+    underway_[slot] = {&receiver, number, kind, true};
     transfers_.start(queue_.now_s(), bytes, direction, static_cast<std::uint32_t>(slot));
     schedule();
   }
   /// Messages in transit to a receiver will not be delivered; they still use the link.
-  void forget(Receiver const& receiver) noexcept {
+  void forget(EventTarget const& receiver) noexcept {
     for (Underway& each : underway_)
       if (each.receiver == &receiver) each.receiver = nullptr;
   }
 
  private:
   struct Underway {
-    Receiver* receiver = nullptr;
+    EventTarget* receiver = nullptr;
     std::size_t number = 0;
+    std::uint32_t kind = 0;
     bool used = false;
   };
 
@@ -134,7 +128,7 @@ class Network final : private EventTarget {
     transfers_.advance(queue_.now_s());
     for (std::uint32_t slot = 0; transfers_.arrived(slot);) {
       Underway const arrived = std::exchange(underway_[slot], {});
-      if (arrived.receiver != nullptr) arrived.receiver->delivered(arrived.number);
+      if (arrived.receiver != nullptr) arrived.receiver->happen(arrived.kind, arrived.number);
     }
     schedule();
   }

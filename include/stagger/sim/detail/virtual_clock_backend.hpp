@@ -85,12 +85,9 @@ template <class Machine> class VirtualClockBackend final : private detail::Event
     open_ = state_.size();
     running_ = true;
     if (!shared_) time_->queue.restart();
-    try {
+    or_end([&] {
       for (std::size_t r = 0; r < state_.size(); ++r) at(time_->queue.now_s(), resumes, r);
-    } catch (...) {
-      fail(std::current_exception());
-      end();
-    }
+    });
   }
 
   /// Runs the step to its end, with all other events that happen meanwhile.
@@ -152,24 +149,24 @@ template <class Machine> class VirtualClockBackend final : private detail::Event
   /// Carries out events until this step has ended or `more` is false. @return whether the step has
   /// ended
   template <class More> bool drive(More more) {
-    try {
+    or_end([&] {
       while (running_ && more() && time_->queue.next()) continue;
-    } catch (...) {
-      fail(std::current_exception());
-      end();
-    }
-    if (running_ && more()) {  // there are no events left
-      try {
+      if (running_ && more())  // there are no events left
         raise(machine_.program().exchanges() ? Errc::deadline : Errc::bad_schedule, stall_text());
-      } catch (...) {
-        fail(std::current_exception());
-      }
-      end();
-    }
+    });
     if (!running_ && std::exchange(unreported_, false)) --time_->queue.unreported_steps;
     return !running_;
   }
 
+  /// What is thrown ends the step.
+  template <class Body> void or_end(Body body) noexcept {
+    try {
+      body();
+    } catch (...) {
+      fail(std::current_exception());
+      end();
+    }
+  }
   /// Ends the step: drops its remaining events.
   void end() noexcept {
     if (events_ != 0) time_->queue.remove(*this);
@@ -185,13 +182,7 @@ template <class Machine> class VirtualClockBackend final : private detail::Event
   }
   void give_outside(std::uint32_t which, std::uint32_t count) noexcept {
     given_[which] = count;
-    if (!running_) return;
-    try {
-      wake(which);
-    } catch (...) {
-      fail(std::current_exception());
-      end();
-    }
+    if (running_) or_end([&] { wake(which); });
   }
   void wake(std::uint32_t which) {
     int const receiver = machine_.program().signals[which].receiver;
