@@ -63,7 +63,6 @@ struct ChartRange {
   }
 };
 
-/// Writes one document, from top to bottom.
 class ChartWriter {
  public:
   ChartWriter(std::span<ChartLine const> lines, ChartOptions const& options)

@@ -44,29 +44,6 @@ namespace stagger::report {
 
 namespace detail {
 
-/// A value as `digits` significant decimal digits and its power of ten, rounded once.
-struct Decimal {
-  std::string digits;
-  int exponent = 0;
-};
-
-[[nodiscard]] inline Decimal to_decimal(double magnitude, int digits) {
-  std::array<char, 64> text{};
-  auto const end = std::to_chars(text.data(), text.data() + text.size(), magnitude,
-                                 std::chars_format::scientific, digits - 1)
-                       .ptr;
-  std::string_view const all(text.data(), end);
-  std::size_t const e = all.find('e');
-  Decimal result;
-  for (char const c : all.substr(0, e)) {
-    if (c != '.') result.digits += c;
-  }
-  std::string_view power = all.substr(e + 1);
-  if (power.front() == '+') power.remove_prefix(1);
-  std::from_chars(power.data(), power.data() + power.size(), result.exponent);
-  return result;
-}
-
 /// `value` in steps of a thousand: prefixes[i] stands for 10^(lowest + 3 i). Never rounds to "1000
 /// ms".
 [[nodiscard]] inline std::string with_prefix(double value, int digits, int lowest,
@@ -76,8 +53,17 @@ struct Decimal {
   if (value == 0) return zero;
   int const significant = digits < 1 ? 1 : (digits > 17 ? 17 : digits);
   std::string const sign = value < 0 ? "-" : "";
-  Decimal number = to_decimal(std::fabs(value), significant);
-  int const above = number.exponent - lowest;
+  std::array<char, 64> text{};  // "1.23e-04": rounded once
+  auto const end = std::to_chars(text.data(), text.data() + text.size(), std::fabs(value),
+                                 std::chars_format::scientific, significant - 1)
+                       .ptr;
+  std::string_view const all(text.data(), end);
+  std::size_t const e = all.find('e');
+  std::string number(all.substr(0, e));
+  if (significant > 1) number.erase(1, 1);  // the point
+  int exponent = 0;
+  std::from_chars(all.data() + e + (all[e + 1] == '+' ? 2 : 1), end, exponent);
+  int const above = exponent - lowest;
   int const last = static_cast<int>(prefixes.size()) - 1;
   int const i = above < 0 ? 0 : std::min(above / 3, last);
   char const* const prefix = prefixes.begin()[i];
@@ -87,9 +73,9 @@ struct Decimal {
     return sign + format_fixed(std::fabs(value) / unit, point < 1 ? significant : 0) + " " + prefix;
   }
   auto const places = static_cast<std::size_t>(point);
-  while (number.digits.size() < places) number.digits += '0';
-  if (number.digits.size() > places) number.digits.insert(places, 1, '.');
-  return sign + number.digits + " " + prefix;
+  while (number.size() < places) number += '0';
+  if (number.size() > places) number.insert(places, 1, '.');
+  return sign + number + " " + prefix;
 }
 
 }  // namespace detail

@@ -14,7 +14,6 @@
 
 namespace stagger::report {
 
-/// The figures that the table at the end of a run compares.
 struct StepReport {
   Summary predicted;  ///< of the table, evaluated with the measured costs of the stages
   Summary measured;   ///< of a measured iteration, or of one that is typical of the run

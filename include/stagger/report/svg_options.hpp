@@ -16,7 +16,6 @@ enum class SvgTheme : unsigned char {
   automatic,  ///< as the reader's system prefers; light if it has no preference
 };
 
-/// The options of a timeline picture.
 struct SvgOptions {
   int width = 960;           ///< pixels, 200 or more; the height follows from the ranks
   std::string_view title{};  ///< above the picture; empty: none

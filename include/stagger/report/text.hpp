@@ -18,7 +18,6 @@
 
 namespace stagger::report {
 
-/// The options of a picture for a terminal.
 struct TextOptions {
   int width = 100;               ///< characters in a line
   bool footer = true;            ///< a line below with makespan, bubble and the time of a column

@@ -46,7 +46,6 @@ inline constexpr Rgb white{255, 255, 255};
   return 1.05 / (l + 0.05) > (l + 0.05) / 0.05 ? white : Rgb{};
 }
 
-/// How one kind of action is shown.
 struct ActionStyle {
   schedule::Kind kind;
   char letter;         ///< in the class names of SVG

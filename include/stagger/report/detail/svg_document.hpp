@@ -41,7 +41,6 @@ inline constexpr Scheme dark_scheme{"#11161f", "#1e2530", "#37404e", "#e8ecf2", 
   return out;
 }
 
-/// A whole document.
 [[nodiscard]] inline std::string svg_document(int width, int height, std::string_view title,
                                               std::string const& css, std::string const& body,
                                               std::string const& definitions = {}) {

@@ -108,7 +108,6 @@ class SvgShares {
         columns_(static_cast<std::size_t>((width + column - 1) / column)),
         shares_(kinds * columns_) {}
 
-  /// Empties the lane.
   void clear() { std::fill(shares_.begin(), shares_.end(), 0.0F); }
 
   /// Adds a block. The halves of a pair weigh a half each.

@@ -101,7 +101,6 @@ struct SvgLayout {
     return {from, std::max(width - gap, 1LL), std::move(label)};
   }
 
-  /// The number in a block.
   [[nodiscard]] static std::string label(schedule::Action const& action) {
     return action.slice == 0 ? std::to_string(action.microbatch)
                              : text(action.microbatch, ".", action.slice);

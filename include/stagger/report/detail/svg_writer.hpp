@@ -24,7 +24,6 @@
 
 namespace stagger::report::detail {
 
-/// Writes one document, from top to bottom.
 class SvgWriter {
  public:
   SvgWriter(std::span<SvgPanel const> panels, SvgOptions const& options)

@@ -71,7 +71,6 @@ class TraceEvents {
                   head ? ",\"bp\":\"e\"}" : "}");
   }
 
-  /// The whole trace.
   [[nodiscard]] std::string document() && { return std::move(text_) + "\n]}\n"; }
 
  private:
@@ -142,7 +141,6 @@ class TraceWriter {
     write_flows();
   }
 
-  /// The whole trace.
   [[nodiscard]] std::string document() && { return std::move(events_).document(); }
 
  private:
