@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include <stagger/core/policy_numbers.hpp>
 #include <stagger/parameters/late_layers.hpp>
@@ -93,47 +92,6 @@ template <class P> class LateChoiceOf final : public LateChoice {
   decltype(P::budget) budget_;  // a copy, with its state
 };
 
-/// A worker's use of its prediction.
-template <class Prediction> struct Predicting {
-  /// Calls body(values, older values, kept, count) for each parameter, with its elements in a part
-  /// of a layer.
-  template <class Body>
-  static void each(LayerParameters const& layer, std::byte* kept, ByteRange part, Body body) {
-    for (std::size_t i = 0; i < layer.count(); ++i) {
-      auto const [first, last] = layer.within(i, part);
-      std::byte* const there = kept == nullptr ? nullptr : kept + layer.range(i).first + first;
-      auto* const newer = static_cast<std::byte*>(layer.views()[i].value) + first;
-      auto* const older = static_cast<std::byte*>(layer.views()[layer.count() + i].value) + first;
-      auto const of = [&]<class T>(T*) {
-        body(reinterpret_cast<T*>(newer), reinterpret_cast<T*>(older), reinterpret_cast<T*>(there),
-             (last - first) / sizeof(T));
-      };
-      if (layer.declaration(i).type == ElementType::f32)
-        of(static_cast<float*>(nullptr));
-      else
-        of(static_cast<double*>(nullptr));
-    }
-  }
-  static void predict(Prediction const& prediction, LayerParameters const& layer, std::byte* kept,
-                      ByteRange part) {
-    each(layer, kept, part, [&]<class T>(T* value, T* change, T const* mean, std::size_t size) {
-      for (std::size_t i = 0; i < size; ++i) {
-        T const before = value[i];
-        value[i] = before + prediction.predict(change[i], mean == nullptr ? T{0} : mean[i]);
-        change[i] = before;
-      }
-    });
-  }
-  static void remember(Prediction const& prediction, LayerParameters const& layer, std::byte* kept,
-                       ByteRange part) {
-    each(layer, kept, part,
-         [&]<class T>(T const* value, T const* before, T* mean, std::size_t size) {
-           for (std::size_t i = 0; i < size; ++i)
-             mean[i] = prediction.remember(mean[i], value[i] - before[i]);
-         });
-  }
-};
-
 /// The functions of an OverlappedSynchronous.
 template <class Policy> struct LateCallsOf {
   using Prediction = decltype(Policy::prediction);
@@ -159,12 +117,44 @@ template <class Policy> struct LateCallsOf {
            std::to_string(static_cast<int>(x.normalisation));
   }
   static void predict(void const* policy, LayerParameters& layer, std::byte* kept, ByteRange part) {
-    Predicting<Prediction>::predict(of(policy).prediction, layer, kept, part);
+    Prediction const& prediction = of(policy).prediction;
+    each(layer, kept, part, [&]<class T>(T* value, T* change, T const* mean, std::size_t size) {
+      for (std::size_t i = 0; i < size; ++i) {
+        T const before = value[i];
+        value[i] = before + prediction.predict(change[i], mean == nullptr ? T{0} : mean[i]);
+        change[i] = before;
+      }
+    });
   }
   static void remember(void const* policy, LayerParameters const& layer, std::byte* kept,
                        ByteRange part) {
-    if constexpr (Prediction::remembers)
-      Predicting<Prediction>::remember(of(policy).prediction, layer, kept, part);
+    if constexpr (Prediction::remembers) {
+      Prediction const& prediction = of(policy).prediction;
+      each(layer, kept, part,
+           [&]<class T>(T const* value, T const* before, T* mean, std::size_t size) {
+             for (std::size_t i = 0; i < size; ++i)
+               mean[i] = prediction.remember(mean[i], value[i] - before[i]);
+           });
+    }
+  }
+  /// Calls body(values, older values, kept, count) for each parameter, with its elements in a part
+  /// of a layer.
+  template <class Body>
+  static void each(LayerParameters const& layer, std::byte* kept, ByteRange part, Body body) {
+    for (std::size_t i = 0; i < layer.count(); ++i) {
+      auto const [first, last] = layer.within(i, part);
+      std::byte* const there = kept == nullptr ? nullptr : kept + layer.range(i).first + first;
+      auto* const newer = static_cast<std::byte*>(layer.views()[i].value) + first;
+      auto* const older = static_cast<std::byte*>(layer.views()[layer.count() + i].value) + first;
+      auto const of = [&]<class T>(T*) {
+        body(reinterpret_cast<T*>(newer), reinterpret_cast<T*>(older), reinterpret_cast<T*>(there),
+             (last - first) / sizeof(T));
+      };
+      if (layer.declaration(i).type == ElementType::f32)
+        of(static_cast<float*>(nullptr));
+      else
+        of(static_cast<double*>(nullptr));
+    }
   }
   static constexpr LateCalls calls{
       &choice, &equal, &words,

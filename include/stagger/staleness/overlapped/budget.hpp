@@ -4,7 +4,6 @@
 /// @source Chen et al., "OSP", ICPP 2023, equation 5 and algorithm 1.
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <limits>
@@ -13,17 +12,11 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/math.hpp>
+#include <stagger/parameters/late_layers.hpp>
 
 namespace stagger::staleness::overlapped {
 
 namespace detail {
-/// A step that has ended, for the concept.
-struct AnyStep {
-  std::int64_t step = 0;
-  double loss = 0;
-  std::uint64_t model_bytes = 0;
-  int workers = 1;
-};
 /// The largest share of the model's bytes that may be late.
 inline constexpr double most_late = 0.8;
 }  // namespace detail
@@ -36,7 +29,7 @@ inline constexpr double most_late = 0.8;
 /// numbers out of range.
 template <class B>
 concept Budget = std::copyable<B> && std::equality_comparable<B> &&
-                 requires(B& budget, detail::AnyStep const& step) {
+                 requires(B& budget, stagger::detail::EndedStep const& step) {
                    { budget.bytes(step) } -> std::same_as<double>;
                  };
 

@@ -14,19 +14,9 @@
 #include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/random.hpp>
+#include <stagger/parameters/late_layers.hpp>
 
 namespace stagger::staleness::overlapped {
-
-namespace detail {
-/// A layer without elements, for the concept.
-struct AnyLayer {
-  int number() const;
-  std::int64_t step() const;
-  std::size_t elements() const;
-  std::size_t bytes() const;
-  template <class Visit> void each(Visit) const;
-};
-}  // namespace detail
 
 /// `score(layer)`: finite, larger for more important layers. Called at the server once for each
 /// layer and step, perhaps by several threads at once.
@@ -38,7 +28,7 @@ struct AnyLayer {
 /// | `elements()`, `bytes()` | of its values |
 template <class I>
 concept Importance = std::copyable<I> && std::equality_comparable<I> &&
-                     requires(I const& importance, detail::AnyLayer const& layer) {
+                     requires(I const& importance, stagger::detail::ScoredLayer const& layer) {
                        { importance.score(layer) } -> std::same_as<double>;
                      };
 

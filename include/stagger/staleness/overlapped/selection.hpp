@@ -4,24 +4,15 @@
 /// @source Chen et al., "OSP", ICPP 2023, section 4.2. The paper does not say what happens to a
 ///         layer that does not fit.
 
-#include <stagger/core/requirements.hpp>
-
 #include <concepts>
 #include <cstdint>
 #include <span>
 
+#include <stagger/parameters/late_layers.hpp>
+
 namespace stagger::staleness::overlapped {
 
 namespace detail {
-/// A candidate, for the concept.
-struct AnyCandidate {
-  int layer = 0;
-  std::uint64_t bytes = 0;
-  double score = 0;
-  bool late = false;
-  std::uint64_t late_bytes = 0;
-};
-
 /// Marks layers that fit, in order.
 /// @param misfit  (layer, what is left of the budget) -> whether to go on behind one that does not
 template <class Layer, class Misfit>
@@ -43,7 +34,7 @@ constexpr void pick(std::span<Layer> layers, double budget, Misfit misfit) {
 /// model if scores are equal. Exceeding the budget ends the step with an Error.
 template <class S>
 concept Selection = std::copyable<S> && std::equality_comparable<S> &&
-                    requires(S const& selection, std::span<detail::AnyCandidate> layers) {
+                    requires(S const& selection, std::span<stagger::detail::LateCandidate> layers) {
                       selection.pick(layers, 1.0);
                     };
 
