@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
@@ -24,32 +25,42 @@
 namespace stagger {
 namespace detail {
 
-/// Takes one microbatch through the layers that the ranks of a pipeline have, forward and back, with
-/// one object for each value. Where groups share layers, those of every member take part, and what
-/// members exchange is put together in between.
+/// Takes one microbatch through layers, forward and back, with one object for each value: those that
+/// the ranks of a pipeline have, or those of one device. Where groups share layers, those of every
+/// member take part, and what members exchange is put together in between.
 class FootprintRun {
  public:
   [[gnu::cold]] explicit FootprintRun(ModelState& model)
-      : model_(model),
-        x_(model.layers.size()),
-        y_(model.layers.size()),
-        dy_(model.layers.size()),
-        dx_(model.layers.size()),
-        saved_(model.layers.size()),
-        contexts_(model.layers.size() + 1) {  // of the layers and the loss
+      : FootprintRun(model.layers.data(), model.parameters, model.steps, model.options.seed,
+                     model.grouped != nullptr ? &model : nullptr) {
     if (model.memory != nullptr) refuse(0);
-    for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    for (std::size_t l = 0; l < model.layers.size(); ++l)
       if (model.parameters[l].count() != 0 && model.parameters[l].values().empty()) refuse(l);
-      LayerOps const& ops = model.layers[l].ops();
+  }
+  /// @param shared  the model, if groups share its layers
+  [[gnu::cold]] FootprintRun(Layer const* layers, FixedArray<LayerParameters>& parameters,
+                             std::int64_t steps, std::uint64_t seed,
+                             ModelState const* shared = nullptr)
+      : layers_(layers),
+        parameters_(parameters),
+        shared_(shared),
+        x_(parameters.size()),
+        y_(parameters.size()),
+        dy_(parameters.size()),
+        dx_(parameters.size()),
+        saved_(parameters.size()),
+        contexts_(parameters.size() + 1) {  // of the layers and the loss
+    for (std::size_t l = 0; l < parameters.size(); ++l) {
+      LayerOps const& ops = layers[l].ops();
       y_[l] = Slots(*ops.output, 1);
       dy_[l] = Slots(*ops.output, 1);
       saved_[l] = Slots(*ops.saved, 1);
     }
-    for (auto& context : contexts_) context.begin_step(model.steps, model.options.seed, true);
-    if (model.grouped != nullptr) {
-      members_ = model.grouped->ops->sections(*model.grouped).members;
-      for (Section const& section : model.grouped->ops->sections(*model.grouped).chain)
-        chain_.push_back(section);
+    for (auto& context : contexts_) context.begin_step(steps, seed, true);
+    if (shared != nullptr) {
+      auto const& sections = shared->grouped->ops->sections(*shared->grouped);
+      members_ = sections.members;
+      for (Section const& section : sections.chain) chain_.push_back(section);
     } else {
       chain_.push_back({});
     }
@@ -59,15 +70,15 @@ class FootprintRun {
   [[gnu::cold]] Footprint measure(void const* input, void const* loss, LossOps const& ops,
                                   void const* target, double terms) {
     Footprint result;
-    result.layers.resize(model_.layers.size());
+    result.layers.resize(parameters_.size());
     try {
       Slots whole = forward(input, result);
       for (std::size_t s = chain_.size(); s-- > 0;) {
         if (s + 1 == chain_.size())
           for (int m = 0; m < members(chain_[s]); ++m) {
             std::size_t const l = layers_of(chain_[s], m).last - 1;
-            Context& context = contexts_[model_.layers.size()];
-            context.begin_action(nullptr, model_.number(l), 0);
+            Context& context = contexts_[parameters_.size()];
+            context.begin_action(nullptr, number(l), 0);
             ops.value_and_gradient(loss, context, y_[l][0], target, terms > 0 ? 1 / terms : 0,
                                    dy_[l][0]);
           }
@@ -76,10 +87,10 @@ class FootprintRun {
         whole = backward(chain_[s]);
       }
     } catch (...) {
-      for (auto& parameters : model_.parameters) parameters.zero_gradients();
+      for (auto& parameters : parameters_) parameters.zero_gradients();
       throw;
     }
-    for (auto& parameters : model_.parameters) parameters.zero_gradients();
+    for (auto& parameters : parameters_) parameters.zero_gradients();
     count(result);
     return result;
   }
@@ -88,11 +99,11 @@ class FootprintRun {
   /// have parts of it, of theirs. A value without rows counts as one row.
   [[gnu::cold]] List<std::uint64_t> row_bytes(void const* input) {
     Footprint unused;
-    unused.layers.resize(model_.layers.size());
+    unused.layers.resize(parameters_.size());
     static_cast<void>(forward(input, unused));
     List<std::uint64_t> bytes;
-    for (std::size_t l = 0; l < model_.layers.size(); ++l) {
-      SlotType const& type = *model_.layers[l].ops().output;
+    for (std::size_t l = 0; l < parameters_.size(); ++l) {
+      SlotType const& type = *layers_[l].ops().output;
       std::size_t const rows = type.rows == nullptr ? 1 : type.rows(y_[l][0]);
       std::uint64_t const all =
           type.payload == nullptr ? type.payload_bytes : type.payload(y_[l][0]);
@@ -103,20 +114,22 @@ class FootprintRun {
 
  private:
   [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer) const {
-    raise(Errc::bad_configuration, "the parameters of layer ", model_.number(layer),
+    raise(Errc::bad_configuration, "the parameters of layer ", number(layer),
           " are in another process or on a GPU, where its memory cannot be measured; measure a "
           "pipeline on host::Threads");
+  }
+  [[nodiscard]] int number(std::size_t layer) const noexcept {
+    return shared_ != nullptr ? shared_->number(layer) : static_cast<int>(layer);
   }
   [[nodiscard]] int members(Section const& section) const noexcept {
     return section.grouped ? members_ : 1;
   }
   [[nodiscard]] IndexRange layers_of(Section const& section, int member) const noexcept {
-    if (model_.grouped == nullptr) return {0, model_.layers.size()};
-    return model_.layers_of(section.stage + member);
+    if (shared_ == nullptr) return {0, parameters_.size()};
+    return shared_->layers_of(section.stage + member);
   }
   [[nodiscard]] LayerAction action(std::size_t l) const noexcept {
-    return {model_.layers[l].object(), &model_.layers[l].ops(), model_.parameters[l].views(),
-            model_.number(l), 0};
+    return {layers_[l].object(), &layers_[l].ops(), parameters_[l].views(), number(l), 0};
   }
 
   /// Copies the part of a value between two layers that a member takes: its columns, or all of it.
@@ -147,7 +160,7 @@ class FootprintRun {
 
   /// @return the model's output
   [[gnu::cold]] Slots forward(void const* input, Footprint& result) {
-    SlotType const& type = *model_.layers[0].ops().input;
+    SlotType const& type = *layers_[0].ops().input;
     Slots whole(type, 1);
     type.assign(whole[0], input);
     for (Section const& section : chain_) whole = forward(section, whole, result);
@@ -159,8 +172,8 @@ class FootprintRun {
     std::size_t filled = 0;
     for (int m = 0; m < members(section); ++m) {
       IndexRange const layers = layers_of(section, m);
-      LayerOps const& front = model_.layers[layers.first].ops();
-      LayerOps const& back = model_.layers[layers.last - 1].ops();
+      LayerOps const& front = layers_[layers.first].ops();
+      LayerOps const& back = layers_[layers.last - 1].ops();
       x_[layers.first] = Slots(*front.input, 1);
       dx_[layers.first] = Slots(*front.input, 1);
       take(taken(section, front), *front.input, x_[layers.first], before, m, members(section));
@@ -181,7 +194,7 @@ class FootprintRun {
   [[gnu::cold]] void give_back(Section const& section, Slots const& gradient) {
     for (int m = 0; m < members(section); ++m) {
       std::size_t const l = layers_of(section, m).last - 1;
-      LayerOps const& back = model_.layers[l].ops();
+      LayerOps const& back = layers_[l].ops();
       take(given(section, back), *back.output, dy_[l], gradient, m, members(section));
     }
   }
@@ -192,7 +205,7 @@ class FootprintRun {
     std::size_t filled = 0;
     for (int m = 0; m < members(section); ++m) {
       IndexRange const layers = layers_of(section, m);
-      LayerOps const& front = model_.layers[layers.first].ops();
+      LayerOps const& front = layers_[layers.first].ops();
       for (std::size_t l = layers.last; l-- > layers.first;)
         backward_layer(contexts_[l], action(l), {}, input_of(layers, l)[0], dy_[l][0],
                        l == layers.first ? dx_[l][0] : dy_[l - 1][0], saved_[l][0]);
@@ -221,15 +234,17 @@ class FootprintRun {
           of.output_gradient = dy_[l].bytes();
           of.saved = saved_[l].bytes();
           of.scratch = scratch_of(contexts_[l]);
-          of.parameters = model_.parameters[l].values().size();
+          of.parameters = parameters_[l].values().size();
         }
         if (&section != &chain_[chain_.size() - 1]) continue;
         auto& scratch = result.layers[layers.last - 1].scratch;
-        scratch = std::max(scratch, scratch_of(contexts_[model_.layers.size()]));
+        scratch = std::max(scratch, scratch_of(contexts_[parameters_.size()]));
       }
   }
 
-  ModelState& model_;
+  Layer const* layers_;  // [layers]
+  FixedArray<LayerParameters>& parameters_;
+  ModelState const* shared_;  // null: no groups share layers
   int members_ = 1;
   List<Section> chain_;           // of a model that is not shared: one for all layers
   FixedArray<Slots> x_;           // [layers] of those that begin a section

@@ -17,6 +17,7 @@
 #include <stagger/engine/machine.hpp>
 #include <stagger/train/footprint.hpp>
 #include <stagger/train/one_device.hpp>
+#include <stagger/train/pipeline_footprint.hpp>
 #include <stagger/train/trainer.hpp>
 
 namespace stagger {
@@ -152,39 +153,10 @@ class Profiler {
       OneDevice<In, Out, Optimizer, Loss>& one, In const& input,
       typename OneDevice<In, Out, Optimizer, Loss>::Target const& target) const {
     auto const parts = one.parts();
-    std::size_t const layers = parts.parameters.size();
-    detail::LayerLoop const loop(parts.loop.layers, parts.loop.parameters, layers);
-    detail::SlotType const& input_type = *loop.layers[0].ops().input;
-    detail::Slots const x(input_type, 1);
-    input_type.assign(x[0], &input);
-    FixedArray<Context> contexts(layers + 1);  // one for each layer, and one for the loss
-    for (auto& context : contexts) context.begin_step(parts.steps, parts.seed, true);
-    Footprint result;
-    result.layers.resize(layers);
+    detail::FootprintRun run(parts.loop.layers, parts.parameters, parts.steps, parts.seed);
+    Footprint result = run.measure(&input, &parts.loss, detail::make_loss_ops<Loss, Out>(), &target,
+                                   parts.loss.terms(target));
     result.target = byte_count(target);
-    for (std::size_t l = 0; l < layers; ++l) {
-      loop.forward(contexts[l], l, x[0]);
-      result.layers[l].saved_forward = loop.saved[l].bytes();
-    }
-    double const terms = parts.loss.terms(target);
-    contexts[layers].begin_action(nullptr, static_cast<int>(layers) - 1, 0);
-    (void)parts.loss.value_and_gradient(
-        contexts[layers], *static_cast<Out const*>(loop.y[layers - 1][0]), target,
-        terms > 0 ? 1 / terms : 0, *static_cast<Out*>(loop.dy[layers - 1][0]));
-    for (std::size_t l = layers; l-- > 0;) loop.backward(contexts[l], l, x[0]);
-    for (std::size_t l = 0; l < layers; ++l) {
-      LayerBytes& of = result.layers[l];
-      of.input = l == 0 ? x.bytes() : loop.y[l - 1].bytes();
-      of.input_gradient = l == 0 ? loop.dx.bytes() : loop.dy[l - 1].bytes();
-      of.output = loop.y[l].bytes();
-      of.output_gradient = loop.dy[l].bytes();
-      of.saved = loop.saved[l].bytes();
-      of.scratch = detail::scratch_of(contexts[l]);
-      of.parameters = parts.parameters[l].bytes() / (2 + Optimizer::states);
-      parts.parameters[l].zero_gradients();
-    }
-    auto& last = result.layers.back().scratch;
-    last = std::max(last, detail::scratch_of(contexts[layers]));
     return result;
   }
 
