@@ -48,7 +48,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
@@ -66,8 +65,8 @@ concept LossPolicy = std::copyable<L> && std::same_as<typename L::policy_tag, Lo
                      requires { typename L::Target; };
 
 /// Whether a loss accepts outputs of type Y.
-template <class L, class Y, class C = Context>
-concept LossFor = LossPolicy<L> && requires(L const& loss, C& context, Y const& y,
+template <class L, class Y>
+concept LossFor = LossPolicy<L> && requires(L const& loss, Context& context, Y const& y,
                                             typename L::Target const& target, double scale, Y& dy) {
   { loss.terms(target) } -> std::convertible_to<double>;
   { loss.value(context, y, target) } -> std::convertible_to<double>;
@@ -87,7 +86,10 @@ template <class T = float> struct MeanSquaredError {
   }
 
   [[nodiscard]] double value(Context&, Tensor<T> const& y, Target const& target) const {
-    check(y, target);
+    if (y.size() != target.size())
+      raise(Errc::mismatch, "the model's output has ", counted(y.size(), "element"),
+            " and the target ", target.size(),
+            "; give each microbatch a target of the output's size");
     double sum = 0;
     for (std::size_t i = 0; i < y.size(); ++i) {
       double const difference = static_cast<double>(y[i]) - static_cast<double>(target[i]);
@@ -104,14 +106,6 @@ template <class T = float> struct MeanSquaredError {
       dy[i] =
           static_cast<T>(2 * scale * (static_cast<double>(y[i]) - static_cast<double>(target[i])));
     return sum;
-  }
-
- private:
-  static void check(Tensor<T> const& y, Target const& target) {
-    if (y.size() != target.size())
-      raise(Errc::mismatch, "the model's output has ", counted(y.size(), "element"),
-            " and the target ", target.size(),
-            "; give each microbatch a target of the output's size");
   }
 };
 

@@ -3,7 +3,6 @@
 /// @file   The Stage concept.
 
 #include <concepts>
-#include <cstddef>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -29,27 +28,27 @@ struct SavedType<S> {
 /// What a stage saves in forward for backward: `S::Saved`, or NothingSaved.
 template <class S> using SavedOf = typename detail::SavedType<S>::type;
 
-template <class S, class C = Context>
+template <class S>
 concept HasForward =
-    requires(S& stage, C& context, typename S::Input const& x, typename S::Output& y,
+    requires(S& stage, Context& context, typename S::Input const& x, typename S::Output& y,
              SavedOf<S>& saved) { stage.forward(context, x, y, saved); };
 
 /// Whether S has a whole backward: gradients of the input and of the parameters in one function.
-template <class S, class C = Context>
-concept HasBackward = requires(S& stage, C& context, typename S::Input const& x,
+template <class S>
+concept HasBackward = requires(S& stage, Context& context, typename S::Input const& x,
                                typename S::Output const& dy, typename S::Input& dx,
                                SavedOf<S>& saved) { stage.backward(context, x, dy, dx, saved); };
 
 /// Whether S has the first half of a split backward: the gradient of the input.
-template <class S, class C = Context>
+template <class S>
 concept HasBackwardInput = requires(
-    S& stage, C& context, typename S::Input const& x, typename S::Output const& dy,
+    S& stage, Context& context, typename S::Input const& x, typename S::Output const& dy,
     typename S::Input& dx, SavedOf<S>& saved) { stage.backward_input(context, x, dy, dx, saved); };
 
 /// Whether S has the second half of a split backward: the gradients of the parameters.
-template <class S, class C = Context>
+template <class S>
 concept HasBackwardWeight =
-    requires(S& stage, C& context, typename S::Input const& x, typename S::Output const& dy,
+    requires(S& stage, Context& context, typename S::Input const& x, typename S::Output const& dy,
              SavedOf<S>& saved) { stage.backward_weight(context, x, dy, saved); };
 
 template <class S>
@@ -67,14 +66,14 @@ template <class T> struct Lent {
 // A result that is taken by value, and so lost, accepts both `{}` and a temporary. A parameter of
 // deduced type does not accept `{}`, and a view such as std::span<float> does not accept a
 // temporary.
-template <class S, class C>
+template <class S>
 concept LosesOutput =
-    requires(S& stage, C& context, typename S::Input const& x, SavedOf<S>& saved) {
+    requires(S& stage, Context& context, typename S::Input const& x, SavedOf<S>& saved) {
       stage.forward(context, x, {}, saved);
       stage.forward(context, x, typename S::Output(), saved);
     };
-template <class S, class C>
-concept LosesInputGradient = requires(S& stage, C& context, typename S::Input const& x,
+template <class S>
+concept LosesInputGradient = requires(S& stage, Context& context, typename S::Input const& x,
                                       typename S::Output const& dy, SavedOf<S>& saved) {
   requires requires {
     stage.backward(context, x, dy, {}, saved);
@@ -85,10 +84,10 @@ concept LosesInputGradient = requires(S& stage, C& context, typename S::Input co
   };
 };
 /// Whether forward takes `saved` by value, so that what it saves is lost.
-template <class S, class C>
+template <class S>
 concept LosesSaved =
     !std::is_empty_v<SavedOf<S>> &&
-    requires(S& stage, C& context, typename S::Input const& x, typename S::Output& y) {
+    requires(S& stage, Context& context, typename S::Input const& x, typename S::Output& y) {
       stage.forward(context, x, y, {});
       stage.forward(context, x, y, SavedOf<S>());
       requires !requires(Lent<SavedOf<S>> const& saved) { stage.forward(context, x, y, saved); };
@@ -129,16 +128,16 @@ concept TiesParameters =
 /// no parameters; only the first stage may omit `backward_input`. Gradients are *added* to
 /// `context.gradient(parameter)`. A stage keeps nothing that belongs to a microbatch and draws
 /// random numbers only from `context.random_seed()`, so that recomputation repeats them.
-template <class S, class C = Context>
+template <class S>
 concept Stage =
     std::copyable<S> && std::semiregular<typename S::Input> &&
-    std::semiregular<typename S::Output> && std::semiregular<SavedOf<S>> && HasForward<S, C> &&
-    !detail::LosesOutput<S, C> && !detail::LosesSaved<S, C> && !detail::LosesInputGradient<S, C> &&
-    TiesParameters<S> && (HasBackward<S, C> || HasBackwardInput<S, C> || HasBackwardWeight<S, C>) &&
-    (!HasParameters<S> || HasBackward<S, C> || HasBackwardWeight<S, C>);
+    std::semiregular<typename S::Output> && std::semiregular<SavedOf<S>> && HasForward<S> &&
+    !detail::LosesOutput<S> && !detail::LosesSaved<S> && !detail::LosesInputGradient<S> &&
+    TiesParameters<S> && (HasBackward<S> || HasBackwardInput<S> || HasBackwardWeight<S>) &&
+    (!HasParameters<S> || HasBackward<S> || HasBackwardWeight<S>);
 
 /// Whether a stage can hand a gradient to the stage before it.
-template <class S, class C = Context>
-concept HasInputGradient = HasBackward<S, C> || HasBackwardInput<S, C>;
+template <class S>
+concept HasInputGradient = HasBackward<S> || HasBackwardInput<S>;
 
 }  // namespace stagger

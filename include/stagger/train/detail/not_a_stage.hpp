@@ -66,11 +66,11 @@ template <class S> consteval StageFault stage_fault() {
     return not_copyable;
   else if constexpr (!HasForward<S>)
     return TakesNothingSaved<S> ? forward_takes_nothing_saved : no_forward;
-  else if constexpr (LosesOutput<S, Context> || LosesSaved<S, Context>)
+  else if constexpr (LosesOutput<S> || LosesSaved<S>)
     return forward_loses_results;
   else if constexpr (!HasBackward<S> && !HasBackwardInput<S> && !HasBackwardWeight<S>)
     return no_backward;
-  else if constexpr (LosesInputGradient<S, Context>)
+  else if constexpr (LosesInputGradient<S>)
     return backward_loses_dx;
   else if constexpr (!TiesParameters<S>)
     return is_refused_tie<std::remove_cvref_t<decltype(std::declval<S&>().parameters())>>
@@ -132,27 +132,23 @@ template <class S> struct NotAStage {
 
 /// Says that `B` cannot follow `A`.
 template <class A, class B> struct NeighboursDoNotFit {
-  static constexpr bool fit = std::same_as<typename A::Output, typename B::Input>;
-  static_assert(fit,
+  static_assert(sizeof(A) == 0,
                 "stagger: neighbouring stages do not fit: the Output of the first is not the Input "
                 "of the second");
 };
 
 /// Says that `L` cannot follow another layer.
 template <class L> struct NoInputGradient {
-  static constexpr bool given = HasInputGradient<L>;
   static_assert(
-      given,
+      sizeof(L) == 0,
       "stagger: only the first layer may leave out the gradient of its input; this one needs "
       "backward_input(Context&, x, dy, dx, saved) or backward(Context&, x, dy, dx, saved)");
 };
 
 /// Says that `L` cannot follow itself.
 template <class L> struct RunDoesNotFit {
-  static constexpr bool chain =
-      std::same_as<typename L::Input, typename L::Output> && HasInputGradient<L>;
   static_assert(
-      chain,
+      sizeof(L) == 0,
       "stagger: a std::vector of layers is a chain: the Input of its layers must be their "
       "Output, and each must give the gradient of its input");
 };
