@@ -57,12 +57,6 @@ namespace detail {
 inline constexpr std::string_view checkpoint_prefix = "step-";
 inline constexpr std::string_view checkpoint_suffix = ".stagger";
 
-[[nodiscard]] inline std::string checkpoint_path(std::string const& folder, std::int64_t step) {
-  std::string digits = std::to_string(step);
-  if (digits.size() < 9) digits.insert(0, 9 - digits.size(), '0');
-  return folder + "/" + std::string(checkpoint_prefix) + digits + std::string(checkpoint_suffix);
-}
-
 /// The step of a file that is named like a checkpoint; -1 for other names.
 [[nodiscard]] inline std::int64_t step_of(std::string_view name) {
   if (!name.starts_with(checkpoint_prefix) || !name.ends_with(checkpoint_suffix)) return -1;
@@ -73,15 +67,6 @@ inline constexpr std::string_view checkpoint_suffix = ".stagger";
   return error == std::errc{} && stop == end ? step : -1;
 }
 
-/// The steps of all checkpoints in a folder, newest first.
-[[nodiscard]] inline std::vector<std::int64_t> checkpoint_steps(std::string const& folder) {
-  std::vector<std::int64_t> steps;
-  for (std::string const& name : names_in(folder))
-    if (std::int64_t const step = step_of(name); step >= 0) steps.push_back(step);
-  std::sort(steps.rbegin(), steps.rend());
-  return steps;
-}
-
 /// Keeps the checkpoint of `step` and the previous one, and removes the others and the temporary
 /// files of killed processes. Files that cannot be removed stay, which does no harm.
 inline void remove_other_checkpoints(std::string const& folder, std::int64_t step) {
@@ -89,8 +74,7 @@ inline void remove_other_checkpoints(std::string const& folder, std::int64_t ste
   std::int64_t before = -1;
   for (std::string const& name : names)
     if (step_of(name) < step) before = std::max(before, step_of(name));
-  std::string temporary(1, '.');
-  temporary += checkpoint_prefix;
+  std::string const temporary = text(".", checkpoint_prefix);
   for (std::string const& name : names) {
     std::int64_t const other = step_of(name);
     if ((other >= 0 && other != step && other != before) ||
@@ -159,12 +143,12 @@ inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
     in.refuse("does not start as a checkpoint does");
   std::uint32_t const version = in.u32();
   if (version != checkpoint_version)
-    in.refuse("has version " + std::to_string(version) +
-              " of the format, this program reads version " + std::to_string(checkpoint_version));
+    in.refuse(text("has version ", version, " of the format, this program reads version ",
+                   checkpoint_version));
   std::uint32_t const count = in.u32();
   std::uint64_t const size = in.u64();
   if (size != in.size())
-    in.refuse("has " + std::to_string(in.size()) + " bytes instead of " + std::to_string(size));
+    in.refuse(text("has ", in.size(), " bytes instead of ", std::to_string(size)));
   in.check_sum();
   ParsedCheckpoint parsed;
   parsed.state.step = static_cast<std::int64_t>(in.u64());
@@ -190,27 +174,25 @@ inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
 inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
                         List<ParameterShape> const& shapes, std::string const& path) {
   auto const refuse = [&](std::string const& difference) {
-    raise(Errc::mismatch, "the checkpoint " + path + " belongs to another model: " + difference +
-                              "; use the settings it was written with, or another folder");
+    raise(Errc::mismatch, "the checkpoint ", path, " belongs to another model: ", difference,
+          "; use the settings it was written with, or another folder");
   };
   if (parsed.state.model != model)
-    refuse("it is of '" + parsed.state.model + "', this is '" + std::string(model) + "'");
+    refuse(text("it is of '", parsed.state.model, "', this is '", model, "'"));
   if (parsed.entries.size() != shapes.size())
-    refuse("it has " + std::to_string(parsed.entries.size()) + " parameters, this model has " +
-           std::to_string(shapes.size()));
+    refuse(text("it has ", parsed.entries.size(), " parameters, this model has ", shapes.size()));
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     auto const& entry = parsed.entries[i];
     auto const& shape = shapes[i];
     if (entry.name != shape.name)
-      refuse("parameter " + std::to_string(i) + " is '" + entry.name + "' there, here '" +
-             shape.name + "'");
+      refuse(text("parameter ", i, " is '", entry.name, "' there, here '", shape.name, "'"));
     if (entry.type != static_cast<std::uint32_t>(shape.type))
       refuse("parameter '" + shape.name + "' has another element type there");
     auto const bytes = block_bytes_of(shape);
     for (std::size_t b = 0; b < bytes.size(); ++b)
       if (entry.sizes[b] != bytes[b])
-        refuse((b == 0 ? "parameter '" : "the optimizer's state of '") + shape.name + "' has " +
-               std::to_string(entry.sizes[b]) + " bytes there, here " + std::to_string(bytes[b]));
+        refuse(text(b == 0 ? "parameter '" : "the optimizer's state of '", shape.name, "' has ",
+                    entry.sizes[b], " bytes there, here ", bytes[b]));
   }
 }
 
@@ -225,15 +207,23 @@ class Checkpoints {
  public:
   /// Creates the folder if it is missing, and tries to write into it.
   /// @throws Error  with Errc::io if that cannot be done
-  explicit Checkpoints(std::string folder);
+  explicit Checkpoints(std::string folder) : folder_(std::move(folder)) {
+    detail::make_writable_folder(folder_, "checkpoints");
+  }
 
   /// The steps of all files that are named like checkpoints, newest first.
   [[nodiscard]] std::vector<std::int64_t> steps() const {
-    return detail::checkpoint_steps(folder_);
+    std::vector<std::int64_t> all;
+    for (std::string const& name : detail::names_in(folder_))
+      if (std::int64_t const step = detail::step_of(name); step >= 0) all.push_back(step);
+    std::sort(all.rbegin(), all.rend());
+    return all;
   }
 
   [[nodiscard]] std::string path(std::int64_t step) const {
-    return detail::checkpoint_path(folder_, step);
+    std::string digits = std::to_string(step);
+    if (digits.size() < 9) digits.insert(0, 9 - digits.size(), '0');
+    return text(folder_, "/", detail::checkpoint_prefix, digits, detail::checkpoint_suffix);
   }
 
   /// Writes a checkpoint. Of the others only the previous one is kept, so that a run which has gone
@@ -289,7 +279,7 @@ class Checkpoints {
             " cannot be found again; count the steps from 0");
     std::optional<detail::CheckedWriter> out;
     auto const begin = [&] {
-      out.emplace(detail::checkpoint_path(folder_, state.step));
+      out.emplace(path(state.step));
       detail::write_head(*out, state, shapes);
     };
     std::size_t next = 0;
@@ -304,43 +294,35 @@ class Checkpoints {
   }
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
                                            List<ParameterShape> const& shapes,
-                                           std::span<ParameterState const> parameters) const;
+                                           std::span<ParameterState const> parameters) const {
+    auto const found = steps();
+    if (found.empty())
+      raise(Errc::io, "the folder ", folder_,
+            " holds no checkpoint; start without resuming, or name another");
+    RestoredCheckpoint restored;
+    for (std::int64_t const step : found) {
+      restored.file = path(step);
+      try {
+        detail::CheckedReader in(restored.file, "the checkpoint");
+        auto const parsed = detail::parse_checkpoint(in);
+        detail::check_model(parsed, model, shapes, restored.file);
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          auto const blocks = detail::blocks_of(parameters[i]);
+          for (std::size_t b = 0; b < blocks.size(); ++b)
+            in.read(parsed.entries[i].blocks[b], blocks[b]);
+        }
+        restored.state = parsed.state;
+        return restored;
+      } catch (Error const& error) {
+        if (error.code() != Errc::bad_data && error.code() != Errc::io) throw;
+        restored.warnings.emplace_back(error.what());
+      }
+    }
+    raise(Errc::bad_data, restored.warnings.front(), "; no other checkpoint in ", folder_,
+          " is whole: remove the folder and start again");
+  }
 
   std::string folder_;
 };
-
-inline Checkpoints::Checkpoints(std::string folder) : folder_(std::move(folder)) {
-  detail::make_writable_folder(folder_, "checkpoints");
-}
-
-inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
-                                               List<ParameterShape> const& shapes,
-                                               std::span<ParameterState const> parameters) const {
-  auto const found = steps();
-  if (found.empty())
-    raise(Errc::io, "the folder " + folder_ +
-                        " holds no checkpoint; start without resuming, or name another");
-  RestoredCheckpoint restored;
-  for (std::int64_t const step : found) {
-    restored.file = path(step);
-    try {
-      detail::CheckedReader in(restored.file, "the checkpoint");
-      auto const parsed = detail::parse_checkpoint(in);
-      detail::check_model(parsed, model, shapes, restored.file);
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        auto const blocks = detail::blocks_of(parameters[i]);
-        for (std::size_t b = 0; b < blocks.size(); ++b)
-          in.read(parsed.entries[i].blocks[b], blocks[b]);
-      }
-      restored.state = parsed.state;
-      return restored;
-    } catch (Error const& error) {
-      if (error.code() != Errc::bad_data && error.code() != Errc::io) throw;
-      restored.warnings.emplace_back(error.what());
-    }
-  }
-  raise(Errc::bad_data, restored.warnings.front(), "; no other checkpoint in ", folder_,
-        " is whole: remove the folder and start again");
-}
 
 }  // namespace stagger
