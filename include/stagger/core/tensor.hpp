@@ -146,14 +146,12 @@ template <class T = float> class Tensor : public detail::TensorShape {
  private:
   [[nodiscard]] TensorShape& shape() noexcept { return *this; }
   void take(TensorShape const& wanted) {
-    reserve(wanted.size());
+    if (wanted.size() > capacity_) {
+      std::size_t const bytes = detail::aligned_bytes(wanted.size(), sizeof(T));
+      memory_ = detail::aligned_memory(bytes);
+      capacity_ = bytes / sizeof(T);
+    }
     shape() = wanted;
-  }
-  void reserve(std::size_t count) {
-    if (count <= capacity_) return;
-    std::size_t const bytes = detail::aligned_bytes(count, sizeof(T));
-    memory_ = detail::aligned_memory(bytes);
-    capacity_ = bytes / sizeof(T);
   }
 
   detail::AlignedMemory memory_;
