@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/mpi/detail/packing.hpp>
+#include <stagger/mpi/detail/connections.hpp>
 
 #include "catch.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Error codes of MPI as errors of stagger.
+/// @file   Error codes of MPI as errors of stagger, and errors as reports for other processes.
 
 #if !__has_include(<mpi.h>)
 #error "stagger/mpi/ needs mpi.h: link stagger::mpi, or find_package(stagger COMPONENTS mpi)"
@@ -8,6 +8,7 @@
 
 #include <mpi.h>
 
+#include <exception>
 #include <string>
 
 #include <stagger/core/error.hpp>
@@ -34,4 +35,26 @@ inline void check(int code, char const* call, std::string const& doing) {
   raise(Errc::io, call, " failed for ", doing, ": ", error_text(code));
 }
 
+namespace detail {
+
+/// The report of a process that ends a step, for the others.
+struct FailureReport {
+  Errc code = Errc::peer_failed;
+  std::string message{};
+};
+[[nodiscard]] inline FailureReport report_of(std::exception_ptr const& failure) noexcept {
+  FailureReport told;
+  try {
+    std::rethrow_exception(failure);
+  } catch (Error const& e) {
+    told = {e.code(), e.what()};
+  } catch (std::exception const& e) {
+    told.message = e.what();
+  } catch (...) {
+    told.message = "it threw something that is no std::exception";
+  }
+  return told;
+}
+
+}  // namespace detail
 }  // namespace stagger::mpi

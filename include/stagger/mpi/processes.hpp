@@ -22,14 +22,11 @@
 #include <stagger/mpi/detail/agreement.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
-#include <stagger/mpi/detail/facts.hpp>
-#include <stagger/mpi/detail/grouping.hpp>
-#include <stagger/mpi/detail/library_sums.hpp>
+#include <stagger/mpi/detail/gradient_sums.hpp>
 #include <stagger/mpi/detail/message_codec.hpp>
 #include <stagger/mpi/detail/owners.hpp>
 #include <stagger/mpi/detail/placement.hpp>
-#include <stagger/mpi/detail/port_types.hpp>
-#include <stagger/mpi/detail/sent_counts.hpp>
+#include <stagger/mpi/detail/routes.hpp>
 #include <stagger/mpi/detail/step_run.hpp>
 #include <stagger/mpi/session.hpp>
 
@@ -93,8 +90,7 @@ class ProcessesBackend {
     if (program.training && channels_.size() > 1)
       stagger::detail::require_numbers(machine_.optimizer_digest());
     owners_.allocate(codec_, wanted_);
-    agreement_.reach(world_, channels_, steps_.round(), program, wanted_, prepares_,
-                     join_deadline_s);
+    steps_.round().agree_on_load(world_, wanted_, prepares_, join_deadline_s);
     std::swap(placement_, wanted_);
     owners_.move(world_, codec_, placement_);
     sums_.load(codec_, placement_, world_, join_deadline_s);
@@ -119,10 +115,7 @@ class ProcessesBackend {
   /// Sends the values and the optimizer state of every layer from the process that updates it. All
   /// processes call it.
   /// @param to  the process that receives them; -1, or with sharded optimizer state: every process
-  void gather_parameters(int to) {
-    if (!machine_.shards()) return owners_.gather(world_, codec_, to);
-    if (!placement_.empty()) detail::gather(world_, codec_, placement_);  // else as initialised
-  }
+  void gather_parameters(int to) { owners_.gather(world_, codec_, placement_, to); }
   /// Shows all parameters in one process, one after the other. All processes call it.
   bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {
     return owners_.visit(world_, codec_, placement_, to, visit);
@@ -143,7 +136,6 @@ class ProcessesBackend {
   detail::Placement placement_{};
   detail::Placement wanted_{};  // while a program is loaded, that of it
   detail::Owners owners_{};
-  detail::LoadAgreement agreement_{};
   bool prepares_ = false;  // instead of taking a step
   bool must_load_ = true;
 };

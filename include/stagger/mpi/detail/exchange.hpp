@@ -41,6 +41,20 @@ using stagger::detail::Backoff;
   return std::chrono::microseconds(shared ? 20 : 1000);
 }
 
+/// Waits until MPI has ended all of these requests, or refuses one.
+/// @param code  what MPI says
+/// @return false if it has not after so many seconds
+[[nodiscard]] inline bool wait_for(std::span<MPI_Request> requests, int& code, double seconds,
+                                   std::chrono::microseconds spin) {
+  auto const ended = [&] {
+    int done = 0;
+    code =
+        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+    return code != MPI_SUCCESS || done != 0;
+  };
+  return stagger::detail::wait_until(ended, seconds, Backoff(spin, std::chrono::milliseconds(20)));
+}
+
 /// Detects a program that Slurm has started without its MPI plug-in, which runs as many worlds of
 /// one process each.
 /// @throws Error bad_configuration if MPI does not see the processes that the launcher has started
@@ -77,13 +91,8 @@ inline void require_launched(MPI_Comm processes) {
   auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
   int code = MPI_Comm_idup(processes, made.get(), &request);
-  auto const ended = [&] {
-    int done = 0;
-    if (code == MPI_SUCCESS) code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    return code != MPI_SUCCESS || done != 0;
-  };
-  bool const all = stagger::detail::wait_until(
-      ended, deadline_s, Backoff(std::chrono::microseconds(0), std::chrono::milliseconds(20)));
+  bool const all = code != MPI_SUCCESS ||
+                   wait_for({&request, 1}, code, deadline_s, std::chrono::microseconds(0));
   MPI_Comm_set_errhandler(processes, before);
   MPI_Errhandler_free(&before);
   check(code, "MPI_Comm_idup", "this process");
@@ -168,23 +177,19 @@ class Exchange {
   /// processes.
   void all_gather(std::span<std::byte> all, char const* what, double seconds) {
     auto const part = static_cast<int>(all.size()) / size_;
-    std::memcpy(memory(all.size()), all.data(), all.size());
-    start("MPI_Iallgather", what, [&](MPI_Request* request) {
-      return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory_.data(), part, MPI_BYTE,
-                            processes_, request);
+    in_place(all, "MPI_Iallgather", what, seconds, [&](std::byte* at, MPI_Request* request) {
+      return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, at, part, MPI_BYTE, processes_,
+                            request);
     });
-    finish("MPI_Iallgather", what, seconds);
-    std::memcpy(all.data(), memory_.data(), all.size());
   }
   /// The maximum of each number over all processes.
   void maximum(std::span<double> numbers, char const* what, double seconds) {
-    std::memcpy(memory(numbers.size_bytes()), numbers.data(), numbers.size_bytes());
-    start("MPI_Iallreduce", what, [&](MPI_Request* request) {
-      return MPI_Iallreduce(MPI_IN_PLACE, memory_.data(), static_cast<int>(numbers.size()),
-                            MPI_DOUBLE, MPI_MAX, processes_, request);
-    });
-    finish("MPI_Iallreduce", what, seconds);
-    std::memcpy(numbers.data(), memory_.data(), numbers.size_bytes());
+    auto const count = static_cast<int>(numbers.size());
+    in_place(std::as_writable_bytes(numbers), "MPI_Iallreduce", what, seconds,
+             [&](std::byte* at, MPI_Request* request) {
+               return MPI_Iallreduce(MPI_IN_PLACE, at, count, MPI_DOUBLE, MPI_MAX, processes_,
+                                     request);
+             });
   }
   /// An MPI communicator of the processes with `joins`, in their order, for the rest of the run;
   /// MPI_COMM_NULL for the others.
@@ -215,6 +220,17 @@ class Exchange {
     }
   }
 
+  /// A collective call on a copy of memory that lies elsewhere: `begin(the copy, request)`.
+  template <class Begin>
+  void in_place(std::span<std::byte> bytes, char const* call, char const* what, double seconds,
+                Begin begin) {
+    std::byte* const here = memory(bytes.size());
+    std::memcpy(here, bytes.data(), bytes.size());
+    start(call, what, [&](MPI_Request* request) { return begin(here, request); });
+    finish(call, what, seconds);
+    std::memcpy(bytes.data(), here, bytes.size());
+  }
+
   template <class Start> void start(char const* call, char const* what, Start begin) {
     if (broken_) raise(Errc::peer_failed, "processes cannot ", what, ": ", *broken_);
     MPI_Request request = MPI_REQUEST_NULL;
@@ -224,14 +240,7 @@ class Exchange {
   }
   void finish(char const* call, char const* what, double seconds) {
     int code = MPI_SUCCESS;
-    auto const ended = [&] {
-      int done = 0;
-      code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done,
-                         MPI_STATUSES_IGNORE);
-      return code != MPI_SUCCESS || done != 0;
-    };
-    bool const all =
-        stagger::detail::wait_until(ended, seconds, Backoff(spin_, std::chrono::milliseconds(20)));
+    bool const all = wait_for(requests_, code, seconds, spin_);
     if (code != MPI_SUCCESS) fail(code, call);
     requests_.clear();
     if (all) return;

@@ -32,7 +32,8 @@ class Owners {
   /// later one assigns stages to other processes, these receive them. All processes call it.
   void move(Exchange& world, HeldParameters const& held, Placement const& placement) {
     if (has_places(held, placement)) return;
-    gather(world, held, -1);
+    held.machine.model.put_back_wholes();
+    bring_layers(world, held, -1, gathering);
     cells_.clear();
     for (Cell const& cell : held.program().cells)
       cells_.push_back({cell.stage, placement.process_of(cell.rank)});
@@ -43,28 +44,24 @@ class Owners {
 
   /// Sends the values and the optimizer state of every layer from the process that updates it, one
   /// parameter after the other. All processes call it.
-  /// @param to  the process that gets them; -1: every process
-  void gather(Exchange& world, HeldParameters const& held, int to) const {
-    double const deadline_s = held.machine.options().deadline_s;
-    int const here = world.rank();
-    require(world, to);
-    held.machine.model.put_back_wholes();
-    for (std::size_t l = 0; l < holders_.size(); ++l) {
-      if (to >= 0 && (to == holders_[l] || (here != to && here != holders_[l]))) continue;
-      std::vector<ParameterState> states;
-      held.machine.parameters()[l].hold();
-      held.machine.parameters()[l].append_states(states, !held.machine.shards());
-      for (auto& state : states)
-        for (auto const bytes : {state.value, state.state[0], state.state[1]}) {
-          if (bytes.empty()) continue;
-          if (to < 0)
-            world.broadcast(bytes, holders_[l], gathering, deadline_s);
-          else if (here == to)
-            world.receive(bytes, holders_[l], gathering, deadline_s);
-          else
-            world.send(bytes, to, gathering, deadline_s);
-        }
+  /// @param to  the process that gets them; -1, or with sharded optimizer state: every process
+  void gather(Exchange& world, HeldParameters const& held, Placement const& placement,
+              int to) const {
+    auto& machine = held.machine;
+    if (!machine.shards()) {
+      require(world, to);
+      machine.model.put_back_wholes();
+      return bring_layers(world, held, to, gathering);
     }
+    if (holders_.empty()) return;  // all processes have the first values
+    constexpr char const* to_all = "bring parameters and optimizer state to all";
+    machine.model.show_layers();
+    bring_layers(world, held, -1, to_all);
+    held.each_shard([&](int rank, std::size_t l, ByteRange part) {
+      for (std::size_t s = 0; s < 2 && part.first < part.last; ++s)
+        if (auto const bytes = machine.parameters()[l].shown_state(s, part); !bytes.empty())
+          world.broadcast(bytes, placement.process_of(rank), to_all, machine.options().deadline_s);
+    });
   }
 
   /// Shows each parameter in process `to`, which needs memory for one parameter of other processes
@@ -117,6 +114,29 @@ class Owners {
   };
 
   static constexpr char const* gathering = "bring parameters to where they are asked for";
+
+  /// Sends the values of every layer, and its optimizer state unless that is sharded, to process
+  /// `to` or to all.
+  void bring_layers(Exchange& world, HeldParameters const& held, int to, char const* what) const {
+    double const deadline_s = held.machine.options().deadline_s;
+    int const here = world.rank();
+    for (std::size_t l = 0; l < holders_.size(); ++l) {
+      if (to >= 0 && (to == holders_[l] || (here != to && here != holders_[l]))) continue;
+      std::vector<ParameterState> states;
+      held.machine.parameters()[l].hold();
+      held.machine.parameters()[l].append_states(states, !held.machine.shards());
+      for (auto& state : states)
+        for (auto const bytes : {state.value, state.state[0], state.state[1]}) {
+          if (bytes.empty()) continue;
+          if (to < 0)
+            world.broadcast(bytes, holders_[l], what, deadline_s);
+          else if (here == to)
+            world.receive(bytes, holders_[l], what, deadline_s);
+          else
+            world.send(bytes, to, what, deadline_s);
+        }
+    }
+  }
 
   /// Whether stages lie where they lay in the program before.
   [[nodiscard]] bool has_places(HeldParameters const& held, Placement const& placement) const {

@@ -4,40 +4,16 @@
 ///         sends its part to the others.
 
 #include <cstddef>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/mpi/detail/channels.hpp>
-#include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
 #include <stagger/mpi/detail/placement.hpp>
 
 namespace stagger::mpi::detail {
-
-/// Sends the values of every layer to all processes, and each part of its optimizer state from the
-/// only process that has it. All processes call it.
-/// @pre machine.shards()
-inline void gather(Exchange& world, HeldParameters const& held, Placement const& placement) {
-  auto& machine = held.machine;
-  double const deadline_s = machine.options().deadline_s;
-  auto const broadcast = [&](std::span<std::byte> bytes, int rank) {
-    if (bytes.empty()) return;
-    world.broadcast(bytes, placement.process_of(rank),
-                    "bring parameters and optimizer state to all", deadline_s);
-  };
-  machine.model.show_layers();
-  auto& parameters = machine.parameters();
-  for (std::size_t l = 0; l < parameters.size(); ++l)
-    for (std::size_t p = 0; p < parameters[l].count(); ++p)
-      broadcast(parameters[l].value_bytes_of(parameters[l].range(p)), held.owner_of(l));
-  held.each_shard([&](int rank, std::size_t l, ByteRange part) {
-    for (std::size_t s = 0; s < 2; ++s)
-      if (part.first < part.last) broadcast(parameters[l].shown_state(s, part), rank);
-  });
-}
 
 /// One process's part in the end of a step in which each replica updates a part of its layers.
 /// Parts of others stay in message buffers until it is agreed that all processes have all parts.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The processes to which the signals of a program are sent, and the pools of messages for
-///         them.
+/// @file   The processes to which the signals of a program are sent, the pools of messages for them,
+///         and counts of what is sent, by rank and kind.
 
 #include <algorithm>
 #include <cstddef>
@@ -10,8 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/engine/machine.hpp>
+#include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/message_codec.hpp>
 #include <stagger/mpi/detail/placement.hpp>
+#include <stagger/program/traffic.hpp>
 
 namespace stagger::mpi::detail {
 
@@ -78,6 +81,32 @@ class Routes {
   std::vector<int> receivers_{};                        // by signal
   std::vector<std::size_t> first_pool_{};               // [signals]
   std::vector<std::size_t> pools_{};
+};
+
+/// Counts every message that is posted to an outbox, for a machine.
+class SentCounts {
+ public:
+  SentCounts(MessageCodec const& codec, Outbox const& outbox) : codec_(codec), outbox_(outbox) {
+    codec.machine.traffic.by_back_end();
+  }
+
+  /// Counts what a rank sends; for a reducer, it counts for the rank whose gradients it adds up.
+  void count(int rank, TrafficKind kind, TrafficCount const& sent) {
+    auto const& program = codec_.program();
+    counted_ += sent;
+    codec_.machine.traffic.add(rank < program.computing ? rank : program.ranks[rank].reducer_for,
+                               kind, sent);
+  }
+  /// Called after a step: messages of the process itself count for its first rank.
+  void count_rest(Placement const& placement) {
+    TrafficCount const all = outbox_.posted();
+    if (!placement.empty()) count(placement.first_here(), TrafficKind::control, all - counted_);
+  }
+
+ private:
+  MessageCodec const& codec_;
+  Outbox const& outbox_;
+  TrafficCount counted_{};
 };
 
 }  // namespace stagger::mpi::detail

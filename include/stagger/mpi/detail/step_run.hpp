@@ -2,6 +2,7 @@
 #pragma once
 /// @file   The steps of one process of several: it runs its ranks, and handles messages.
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -11,24 +12,46 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/mpi/detail/agreement.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/commit.hpp>
-#include <stagger/mpi/detail/ending.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
-#include <stagger/mpi/detail/library_sums.hpp>
+#include <stagger/mpi/detail/gradient_sums.hpp>
 #include <stagger/mpi/detail/message_codec.hpp>
-#include <stagger/mpi/detail/outside_counters.hpp>
 #include <stagger/mpi/detail/parameter_exchange.hpp>
 #include <stagger/mpi/detail/placement.hpp>
-#include <stagger/mpi/detail/reports.hpp>
 #include <stagger/mpi/detail/routes.hpp>
-#include <stagger/mpi/detail/sent_counts.hpp>
 #include <stagger/mpi/detail/watch.hpp>
 
 namespace stagger::mpi::detail {
+
+/// The signals of a program that a parameter server gives: any thread counts them, and the thread
+/// that runs the step reads the counts.
+class OutsideCounters {
+ public:
+  void load(Program const& program) {
+    std::size_t const count = program.exchanges() ? program.cells.size() : 0;
+    if (counters_.size() != count) counters_ = FixedArray<std::atomic<std::uint32_t>>(count);
+    first_ = program.signals.size() - count;
+  }
+  /// Any thread.
+  void give(std::uint32_t signal, std::uint32_t count) noexcept {
+    counters_[signal - first_].store(count, std::memory_order_release);
+  }
+  /// @param given  [signals]
+  void show(List<std::uint32_t>& given) const noexcept {
+    for (std::size_t c = 0; c < counters_.size(); ++c)
+      given[first_ + c] = counters_[c].load(std::memory_order_acquire);
+  }
+  [[nodiscard]] bool any() const noexcept { return counters_.size() != 0; }
+
+ private:
+  FixedArray<std::atomic<std::uint32_t>> counters_{};
+  std::size_t first_ = 0;  // signal
+};
 
 /// Signals are counters; each process has those for which its ranks wait. A signal to another
 /// process is a message, together with the bytes that belong to it. Messages between two processes
@@ -122,7 +145,8 @@ class StepRun {
     for (int const& receiver : routes_.receivers(which)) {
       auto message = channels_.blank(pool);
       codec_.write(message->payload, which, in, placement_->runs(receiver));
-      sent_.count(rank.number, which, in, placement_->runs(receiver), message->payload.size());
+      sent_.count(rank.number, codec_.kind(which, in.group, placement_->runs(receiver)),
+                  {1, message->payload.size()});
       channels_.post(std::move(message), round_.stamp(), which, &receiver, 1);
     }
     if (vote) cast_vote();

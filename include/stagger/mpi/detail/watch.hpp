@@ -1,23 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   The supervision of a step: how long nothing has moved, how long each process has been
-///         silent, and the progress of all ranks.
+///         silent, the progress of the ranks of all processes, and the reports about them.
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/message_codec.hpp>
 #include <stagger/mpi/detail/placement.hpp>
-#include <stagger/mpi/detail/stall.hpp>
+#include <stagger/program/describe.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::mpi::detail {
+
+/// What one process knows when no rank moves: which rank waits for which, and which processes have
+/// fallen silent.
+class Stall {
+ public:
+  /// @param at     [ranks] instructions that are known to be done
+  /// @param given  [signals] that are known to be given
+  Stall(Program const& program, Placement const& placement, std::vector<std::size_t> at,
+        List<std::uint32_t> const& given)
+      : program_(program), placement_(placement), at_(std::move(at)), given_(given.size(), 0) {
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+      auto const& code = program.ranks[r].code;
+      std::vector<std::uint32_t> gives(given.size(), 0);
+      for (std::size_t i = 0; i < code.size(); ++i)  // a rank has passed each signal that it gave
+        for (std::size_t g = 0; g < code[i].signal_count; ++g)
+          if (++gives[code[i].signal[g]] <= given[code[i].signal[g]])
+            at_[r] = std::max(at_[r], i + 1);
+      for (std::size_t i = 0; i < at_[r]; ++i)
+        for (std::size_t g = 0; g < code[i].signal_count; ++g) ++given_[code[i].signal[g]];
+    }
+  }
+
+  /// What each rank waits for. @param outside  who gives signals that no rank gives
+  [[nodiscard]] std::string waits(std::string const& outside) const {
+    return stagger::detail::describe_stall(program_, at_, given_, outside);
+  }
+  /// The processes that have fallen silent, and what others wait for from them.
+  /// @param quiet_s  [processes] since each was heard from
+  [[nodiscard]] std::string silent(std::vector<double> const& quiet_s, double deadline_s) const {
+    std::string silent;
+    for (std::size_t p = 0; p < quiet_s.size(); ++p) {
+      if (quiet_s[p] < deadline_s / 2) continue;
+      silent += text("; process ", p, " has not been heard of for ",
+                     std::round(quiet_s[p] * 10) / 10, " s");
+      for (std::size_t r = 0; r < program_.ranks.size(); ++r)
+        if (placement_.runs(static_cast<int>(p))[r] && at_[r] < program_.ranks[r].code.size())
+          silent += text(", its rank ", r, " owes ",
+                         stagger::detail::describe(program_, program_.ranks[r].code[owed(r)]));
+    }
+    return silent;
+  }
+
+ private:
+  /// The first instruction of a rank that another rank waits for; if none does, the next one.
+  [[nodiscard]] std::size_t owed(std::size_t rank) const {
+    auto const& code = program_.ranks[rank].code;
+    std::size_t first = code.size();
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
+      auto const& other = program_.ranks[r];
+      if (at_[r] >= other.code.size()) continue;
+      std::size_t w = 0;
+      for (std::size_t i = 0; i < at_[r]; ++i) w += other.code[i].waits;
+      for (std::size_t const end = w + other.code[at_[r]].waits; w < end; ++w)
+        if (given_[other.waits[w].signal] < other.waits[w].count)
+          first = std::min(first, sender_of(code, other.waits[w]));
+    }
+    return first < code.size() ? first : at_[rank];
+  }
+
+  /// The instruction whose signal ends a wait; the end of the code if it is on another rank.
+  [[nodiscard]] static std::size_t sender_of(List<Instruction> const& code, Wait const& wait) {
+    std::uint32_t left = wait.count;
+    for (std::size_t i = 0; i < code.size(); ++i)
+      for (std::size_t g = 0; g < code[i].signal_count; ++g)
+        if (code[i].signal[g] == wait.signal && --left == 0) return i;
+    return code.size();
+  }
+
+  Program const& program_;
+  Placement const& placement_;
+  std::vector<std::size_t> at_;       // [ranks]
+  std::vector<std::uint32_t> given_;  // [signals]
+};
 
 class Watch {
  public:
@@ -64,8 +142,10 @@ class Watch {
     at_[static_cast<std::size_t>(rank.number)] = done(rank);
   }
 
-  /// The message of a stall: which rank waits for which.
+  /// The message of a stall.
   /// @param given  [signals] that are known to be given
+  /// @param ended  whether the ranks of this process have ended, but not every process has all
+  ///               updated parameters
   [[nodiscard]] std::string describe_stall(stagger::detail::Machine const& machine,
                                            Placement const& placement,
                                            List<std::uint32_t> const& given, bool ended) const {
@@ -74,9 +154,13 @@ class Watch {
       silent.push_back(p == placement.here() ? 0 : silent_s(p));
     double const deadline_s = machine.options().deadline_s;
     Stall const stall(machine.program(), placement, at_, given);
-    if (!ended) return stall.describe(silent, deadline_s, machine.waits_for());
-    return stall.describe_handover(silent, deadline_s) +
-           text("; parameters are those after step ", machine.steps());
+    if (ended)
+      return text("for ", deadline_s, " s no process said that it has all updated parameters",
+                  stall.silent(silent, deadline_s), "; parameters are those after step ",
+                  machine.steps());
+    return text("no rank moved for ", deadline_s, " s: ", stall.waits(machine.waits_for()),
+                stall.silent(silent, deadline_s),
+                "; raise Options::deadline_s if an action may take that long");
   }
 
  private:
@@ -90,6 +174,75 @@ class Watch {
   Clock::time_point started_at_{}, moved_at_{}, reported_at_{};
   FixedArray<Clock::time_point> heard_at_{};  // [processes]
   std::vector<std::size_t> at_{};             // [ranks] instructions that are known to be done
+};
+
+struct LocalRank {
+  enum class State : std::uint8_t { runnable, blocked, done };
+  stagger::detail::RankState* rank = nullptr;
+  State state = State::done;
+};
+
+/// Sends and receives reports about ranks: their progress, recorded spans, and results for the
+/// caller of the step.
+class Reports {
+ public:
+  Reports(MessageCodec& codec, Channels& channels) : codec_(codec), channels_(channels) {}
+
+  /// If ranks vote to update, their votes also say that they have finished, and carry the results.
+  void begin_step() noexcept { missing_ = codec_.commits() ? 0 : channels_.size() - 1; }
+  /// Whether reports of other processes are still missing.
+  [[nodiscard]] bool missing() const noexcept { return missing_ != 0; }
+
+  /// If steps are recorded: sends the spans of a rank and of its reducer, which has finished too.
+  void send_spans(stagger::detail::RankState const& rank, List<LocalRank> const& ranks,
+                  Stamp const& stamp) {
+    if (!codec_.machine.options().record) return;
+    for (LocalRank const& entry : ranks)
+      if (entry.rank == &rank || reducer_for(entry) == rank.number) send_spans(*entry.rank, stamp);
+  }
+  /// @param ranks  of this process, which have all finished
+  void send_results(List<LocalRank> const& ranks, Stamp const& stamp) {
+    auto message = channels_.blank();
+    for (LocalRank const& entry : ranks) {
+      if (codec_.machine.options().record) send_spans(*entry.rank, stamp);
+      message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
+      codec_.results(Writing{message->payload}, entry.rank->number);
+    }
+    channels_.post_to_all(std::move(message), stamp, notice_of_results);
+  }
+  /// Sends the progress of this process's ranks, for the error messages of the others when nothing
+  /// moves.
+  void send_progress(List<LocalRank> const& ranks, Stamp const& stamp) {
+    auto message = channels_.blank();
+    for (LocalRank const& entry : ranks) Watch::write(message->payload, *entry.rank);
+    channels_.post_to_all(std::move(message), stamp, notice_of_progress);
+  }
+  /// @param what  notice_of_spans or notice_of_results
+  void take(std::uint32_t what, ByteReader& in) {
+    while (in.left() != 0) {
+      auto const rank = in.take<std::uint32_t>();
+      if (what == notice_of_spans)
+        codec_.spans(Reading{in}, rank);
+      else
+        codec_.results(Reading{in}, rank);
+    }
+    if (what == notice_of_results) --missing_;
+  }
+
+ private:
+  [[nodiscard]] int reducer_for(LocalRank const& entry) const {
+    return codec_.program().ranks[entry.rank->number].reducer_for;
+  }
+  void send_spans(stagger::detail::RankState const& rank, Stamp const& stamp) {
+    auto message = channels_.blank();
+    message->payload.add(static_cast<std::uint32_t>(rank.number));
+    codec_.spans(Writing{message->payload}, rank.number);
+    channels_.post_to_all(std::move(message), stamp, notice_of_spans);
+  }
+
+  MessageCodec& codec_;
+  Channels& channels_;
+  int missing_ = 0;  // processes that have not finished
 };
 
 }  // namespace stagger::mpi::detail
