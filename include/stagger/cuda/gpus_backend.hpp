@@ -4,23 +4,77 @@
 
 #include <stagger/core/requirements.hpp>
 
+#include <atomic>
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include <stagger/cuda/detail/caller.hpp>
 #include <stagger/cuda/detail/enqueuer.hpp>
 #include <stagger/cuda/detail/facts.hpp>
 #include <stagger/cuda/detail/graph_cache.hpp>
 #include <stagger/cuda/detail/in_flight.hpp>
-#include <stagger/cuda/detail/owners.hpp>
-#include <stagger/cuda/detail/require.hpp>
+#include <stagger/cuda/detail/parameter_memory.hpp>
 
 namespace stagger::cuda {
+
+namespace detail {
+
+/// A thread that carries out one step at a time and resumes the coroutine that awaits it. The first
+/// step starts it.
+class Caller {
+ public:
+  Caller() = default;
+  Caller(Caller const&) = delete;
+  Caller& operator=(Caller const&) = delete;
+  /// @pre  no step runs
+  ~Caller() {
+    if (!thread_.joinable()) return;
+    quit_.store(true);
+    requests_.fetch_add(1);
+    requests_.notify_all();
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      *gone_ = true;
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
+  }
+
+  /// @param step  () noexcept; the same in every call
+  template <class Step> void ask(std::coroutine_handle<> then, Step step) {
+    then_ = then;
+    if (!thread_.joinable()) thread_ = std::thread([this, step] { serve(step); });
+    requests_.fetch_add(1);
+    requests_.notify_all();
+  }
+
+ private:
+  template <class Step> void serve(Step step) {
+    for (std::uint32_t served = 0;;) {
+      requests_.wait(served, std::memory_order_acquire);
+      if (quit_.load(std::memory_order_acquire)) return;
+      ++served;
+      step();
+      bool gone = false;  // the coroutine may drop the last reference to the engine
+      gone_ = &gone;
+      std::exchange(then_, nullptr).resume();
+      if (gone) return;
+    }
+  }
+
+  std::atomic<std::uint32_t> requests_{0};
+  std::atomic<bool> quit_{false};
+  std::coroutine_handle<> then_{};
+  bool* gone_ = nullptr;
+  std::thread thread_;
+};
+
+}  // namespace detail
 
 /// Enqueues the instructions of all ranks of this process from one thread, in the order of
 /// `detail::Routes`. After the first step of a program it makes no event and allocates nothing, and

@@ -102,8 +102,7 @@ class Pool {
     }
   }
   template <class V> void set(cudaMemPoolAttr attribute, V value) {
-    std::conditional_t<std::is_same_v<V, int>, int, std::uint64_t> v = value;
-    check(cudaMemPoolSetAttribute(pool_.get(), attribute, &v), "set up a memory pool");
+    check(cudaMemPoolSetAttribute(pool_.get(), attribute, &value), "set up a memory pool");
   }
   detail::Owned<cudaMemPool_t> pool_;
   Stream own_;
@@ -123,7 +122,14 @@ struct Place {
 };
 
 namespace detail {
+
 inline thread_local Place place;
+
+/// Memory of a device.
+struct Block {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
 
 /// Sets the stream for as long as this object exists.
 class AtPlace {
@@ -136,6 +142,7 @@ class AtPlace {
  private:
   Place before_;
 };
+
 }  // namespace detail
 
 /// The stream on which a stage enqueues its kernels: that of the rank for which it is called.

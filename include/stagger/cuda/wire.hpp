@@ -4,9 +4,11 @@
 ///         belongs to them.
 
 #include <cstddef>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include <stagger/core/list.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/cuda/tensor.hpp>
 #include <stagger/engine/slots.hpp>
@@ -35,6 +37,13 @@ template <class... T> struct WireFields<std::tuple<T&...>> {
   static constexpr bool exist = (Wire<std::remove_const_t<T>>::exists && ...);
 };
 
+/// Calls `call(wire of its type, field)` for each field of a value.
+template <class T, class Call> void each_field(T& value, Call call) {
+  std::apply(
+      [&](auto&... field) { (call(Wire<std::remove_cvref_t<decltype(field)>>(), field), ...); },
+      value.fields());
+}
+
 }  // namespace detail
 
 template <class U> struct Wire<Tensor<U>> {
@@ -62,33 +71,17 @@ template <stagger::detail::HasFields T>
 struct Wire<T> {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, T const& value) {
-    std::apply(
-        [&](auto const&... field) {
-          (Wire<std::remove_cvref_t<decltype(field)>>::write(out, field), ...);
-        },
-        value.fields());
+    detail::each_field(value, [&](auto wire, auto const& field) { wire.write(out, field); });
   }
   static void read(ByteReader& in, T& value) {
-    std::apply(
-        [&](auto&... field) { (Wire<std::remove_cvref_t<decltype(field)>>::read(in, field), ...); },
-        value.fields());
+    detail::each_field(value, [&](auto wire, auto& field) { wire.read(in, field); });
   }
   template <class Visit> static void blocks(T& value, Visit& visit) {
-    std::apply(
-        [&](auto&... field) {
-          (Wire<std::remove_cvref_t<decltype(field)>>::blocks(field, visit), ...);
-        },
-        value.fields());
+    detail::each_field(value, [&](auto wire, auto& field) { wire.blocks(field, visit); });
   }
 };
 
 namespace detail {
-
-struct BlockVisit {
-  void* self;
-  void (*call)(void* self, void* data, std::size_t bytes);
-  void operator()(void* data, std::size_t bytes) const { call(self, data, bytes); }
-};
 
 /// The `Wire` of a type that is known only at run time; functions are null if values cannot be
 /// sent.
@@ -96,7 +89,7 @@ struct WireType {
   stagger::detail::SlotType const* type = nullptr;
   void (*write)(ByteWriter&, void const* value) = nullptr;
   void (*read)(ByteReader&, void* value) = nullptr;
-  void (*blocks)(void* value, BlockVisit& visit) = nullptr;
+  void (*blocks)(void* value, List<Block>& all) = nullptr;  // appends those that are not empty
 };
 
 template <class T> constexpr WireType make_wire_type() {
@@ -107,7 +100,10 @@ template <class T> constexpr WireType make_wire_type() {
       Wire<T>::write(out, *static_cast<T const*>(value));
     };
     wire.read = [](ByteReader& in, void* value) { Wire<T>::read(in, *static_cast<T*>(value)); };
-    wire.blocks = [](void* value, BlockVisit& visit) {
+    wire.blocks = [](void* value, List<Block>& all) {
+      auto visit = [&](void* data, std::size_t bytes) {
+        if (bytes != 0) all.push_back({data, bytes});
+      };
       Wire<T>::blocks(*static_cast<T*>(value), visit);
     };
   }
@@ -120,6 +116,13 @@ template <template <class...> class List, class... L> struct WireTypes<List<L...
   static constexpr std::size_t count = sizeof...(L);
   static constexpr WireType table[count] = {
       make_wire_type<typename stagger::detail::LayerTraits<L>::Layer::Output>()...};
+};
+
+/// How values are sent between layers.
+struct Wires {
+  WireType const* table = nullptr;
+  std::size_t count = 0;
+  bool shapes_change = false;  ///< from step to step
 };
 
 }  // namespace detail

@@ -1,21 +1,130 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A communicator of NCCL that never blocks its thread for an unlimited time.
+/// @file   A communicator of NCCL that never blocks its thread for an unlimited time, its operations,
+///         and NCCL's names for element types and reductions.
 
-#include <algorithm>
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/backoff.hpp>
 #include <stagger/cuda/memory.hpp>
 #include <stagger/cuda/tensor.hpp>
-#include <stagger/nccl/data_type.hpp>
+#include <stagger/nccl/detail/issuer.hpp>
+#include <stagger/nccl/error.hpp>
 #include <stagger/nccl/invitation.hpp>
-#include <stagger/nccl/operation.hpp>
 
 namespace stagger::nccl {
+
+/// How the values of several ranks are combined.
+enum class Reduction : std::uint8_t { sum, max };
+
+/// NCCL's name for an element type. Specialise it for half-precision types:
+///
+///     template <> struct stagger::nccl::DataType<__nv_bfloat16> { static constexpr auto value =
+///     ncclBfloat16; };
+template <class T> struct DataType;
+
+template <class T>
+  requires(std::is_arithmetic_v<T> || std::same_as<T, std::byte>)
+struct DataType<T> {
+  static constexpr ncclDataType_t value = [] {
+    if constexpr (std::same_as<T, double>)
+      return ncclFloat64;
+    else if constexpr (std::same_as<T, float>)
+      return ncclFloat32;
+    else if constexpr (sizeof(T) == 8)
+      return std::is_signed_v<T> ? ncclInt64 : ncclUint64;
+    else if constexpr (sizeof(T) == 4)
+      return std::is_signed_v<T> ? ncclInt32 : ncclUint32;
+    else if constexpr (sizeof(T) == 1)
+      return std::is_signed_v<T> ? ncclInt8 : ncclUint8;
+    else
+      return ncclNumTypes;
+  }();
+};
+
+/// Whether NCCL can send a type: plain bytes, and all numbers except two-byte integers and long
+/// double.
+template <class T>
+concept Element = requires { DataType<std::remove_cv_t<T>>::value; } &&
+                  DataType<std::remove_cv_t<T>>::value != ncclNumTypes;
+
+namespace detail {
+
+template <class T> inline constexpr ncclDataType_t data_type = DataType<std::remove_cv_t<T>>::value;
+
+[[nodiscard]] constexpr ncclRedOp_t reduction(Reduction how) noexcept {
+  return how == Reduction::sum ? ncclSum : ncclMax;
+}
+
+}  // namespace detail
+
+/// Poll it, or wait for it.
+///
+/// If it is dropped, the call continues in the order of its stream and still uses its buffers.
+class Operation {
+ public:
+  Operation() = default;
+  Operation(std::shared_ptr<detail::Issuer> issuer, std::shared_ptr<detail::State> state,
+            std::uint64_t number, char const* what, bool on_stream = false)
+      : issuer_(std::move(issuer)),
+        state_(std::move(state)),
+        number_(number),
+        what_(what),
+        on_stream_(on_stream) {}
+
+  /// An operation for the same call that is done as soon as the call is on its stream, so that
+  /// kernels can be enqueued after it.
+  [[nodiscard]] Operation on_stream() const { return {issuer_, state_, number_, what_, true}; }
+
+  /// Advances it without waiting.
+  /// @return whether it is done
+  /// @throws Error the error of NCCL or the device; every operation of the communicator then fails
+  bool poll() {
+    if (!state_) return true;
+    detail::State& state = *state_;
+    issuer_->progress();
+    if (!state.refused.empty()) [[unlikely]]
+      state.throw_if_refused(number_);
+    if (state.issued >= number_ && (on_stream_ || state.done >= number_)) return true;
+    if (!state.failure) static_cast<void>(state.settled());  // progress of peers is noticed here
+    if (state.failure) std::rethrow_exception(state.failure);
+    if (state.issued < number_ || !state.events[number_ % detail::State::events_kept].done())
+      return false;
+    state.done = number_;
+    return true;
+  }
+
+  /// @throws Error            as poll()
+  /// @throws stagger::Error   Errc::deadline after so many seconds; it may be waited for again
+  void wait(double seconds) {
+    if (!stagger::detail::wait_until([this] { return poll(); }, seconds)) expire(seconds);
+  }
+
+  /// @throws stagger::Error  Errc::deadline
+  [[noreturn]] [[gnu::cold]] void expire(double seconds) const {
+    detail::State const& state = *state_;
+    raise(Errc::deadline, "rank ", state.rank, " of ", state.size, " waited ", seconds, " s to ",
+          what_, ": ",
+          state.issued >= number_ ? "it is on the stream and the device has not finished it"
+                                  : "NCCL has not enqueued it",
+          "; see whether every rank makes the same calls, or abort");
+  }
+
+ private:
+  std::shared_ptr<detail::Issuer> issuer_;
+  std::shared_ptr<detail::State> state_;
+  std::uint64_t number_ = 0;
+  char const* what_ = "";
+  bool on_stream_ = false;
+};
 
 /// Orders the work that the communicators of one device enqueue; pass the same one to all of them.
 /// For use by one thread at a time.
@@ -74,8 +183,7 @@ class Communicator {
     if (result != ncclSuccess && result != ncclInProgress)
       detail::fail(result, "join a communicator", nullptr, rank);
     state_->in_progress = true;
-    std::vector<detail::Call> none;
-    joined_ = issuer_->ask(state_, detail::Issuer::Kind::join, none);
+    joined_ = issuer_->ask(state_, detail::Issuer::Kind::join);
   }
   Communicator(Communicator&&) noexcept = default;
   Communicator& operator=(Communicator&& other) noexcept {
@@ -122,7 +230,7 @@ class Communicator {
     /// Starts the collected calls.
     void submit() {
       if (std::exchange(submitted_, true)) return;
-      of_.issuer_->ask(of_.state_, detail::Issuer::Kind::calls, of_.calls_);
+      of_.issuer_->ask_calls(of_.state_, of_.calls_);
       of_.issuer_->progress();
     }
 
@@ -137,39 +245,39 @@ class Communicator {
   [[nodiscard]] Group group() { return Group(*this); }
 
   template <Element T> Operation send(Group& group, std::span<T> data, int peer) {
-    return collect(group,
-                   {detail::CallKind::send, data.data(), nullptr, data.size(), detail::data_type<T>,
-                    ncclSum, peer},
-                   "send");
+    return collect(
+        group,
+        {detail::CallKind::send, data.data(), nullptr, data.size(), detail::data_type<T>, peer},
+        "send");
   }
   template <Element T> Operation receive(Group& group, std::span<T> data, int peer) {
-    return collect(group,
-                   {detail::CallKind::receive, nullptr, data.data(), data.size(),
-                    detail::data_type<T>, ncclSum, peer},
-                   "receive");
+    return collect(
+        group,
+        {detail::CallKind::receive, nullptr, data.data(), data.size(), detail::data_type<T>, peer},
+        "receive");
   }
   template <Element T> Operation broadcast(std::span<T> data, int root) {
     return call({detail::CallKind::broadcast, data.data(), data.data(), data.size(),
-                 detail::data_type<T>, ncclSum, root},
+                 detail::data_type<T>, root},
                 "broadcast");
   }
   template <Element T> Operation all_reduce(std::span<T> data, Reduction how) {
     return call({detail::CallKind::all_reduce, data.data(), data.data(), data.size(),
-                 detail::data_type<T>, detail::reduction(how), 0},
+                 detail::data_type<T>, 0, detail::reduction(how)},
                 "all-reduce");
   }
   /// Together with the other calls of the group.
   template <Element T> Operation all_reduce(Group& group, std::span<T> data, Reduction how) {
     return collect(group,
                    {detail::CallKind::all_reduce, data.data(), data.data(), data.size(),
-                    detail::data_type<T>, detail::reduction(how), 0},
+                    detail::data_type<T>, 0, detail::reduction(how)},
                    "all-reduce");
   }
   /// @pre  data.size() is a multiple of size(): NCCL supports only equal pieces
   template <Element T> Operation all_gather(std::span<T> data) {
     std::size_t const each = piece(data.size());
     return call({detail::CallKind::all_gather, data.data() + each * index(), data.data(), each,
-                 detail::data_type<T>, ncclSum, 0},
+                 detail::data_type<T>},
                 "all-gather");
   }
 
@@ -203,29 +311,26 @@ class Communicator {
       part.issuer_ = issuer_;
       part.state_ = made;
     }
-    Operation operation(issuer_, state_, issuer_->ask_split(state_, colour, key, std::move(made)),
-                        "split a communicator");
-    issuer_->progress();
-    return operation;
+    return begun(issuer_->ask_split(state_, colour, key, std::move(made)), "split a communicator");
   }
 
   /// Ends the communicator together with all other ranks; then it can be dropped without an abort.
   /// Graphs that have captured its calls must be destroyed before: NCCL waits for that.
   Operation finalize() {
-    std::vector<detail::Call> none;
     need();
-    Operation operation(issuer_, state_, issuer_->ask(state_, detail::Issuer::Kind::finalize, none),
-                        "finalize a communicator");
-    issuer_->progress();
-    return operation;
+    return begun(issuer_->ask(state_, detail::Issuer::Kind::finalize), "finalize a communicator");
   }
 
   /// Aborts it without the other ranks: operations of this rank fail, and those of others once NCCL
   /// notices. Does not block; NCCL may take long, see `gone`.
-  void abort(char const* reason) {
+  void abort(char const* reason) noexcept {
     if (!state_) return;
-    state_->fail(std::make_exception_ptr(stagger::Error(
-        Errc::cancelled, text("rank ", state_->rank, " aborted its communicator: ", reason))));
+    try {
+      state_->fail(std::make_exception_ptr(stagger::Error(
+          Errc::cancelled, text("rank ", state_->rank, " aborted its communicator: ", reason))));
+    } catch (...) {  // no memory for the reason
+      state_->fail(std::current_exception());
+    }
     state_->give_up();
   }
 
@@ -238,12 +343,7 @@ class Communicator {
 
  private:
   void leave() noexcept {
-    if (!state_) return;
-    try {
-      abort("it was dropped before it was finalized");
-    } catch (...) {
-      state_->give_up();
-    }
+    abort("it was dropped before it was finalized");
     state_.reset();
   }
 
@@ -269,10 +369,13 @@ class Communicator {
   Operation call(detail::Call const& one, char const* what) {
     need();
     calls_.assign(1, one);
-    Operation operation(issuer_, state_, issuer_->ask(state_, detail::Issuer::Kind::calls, calls_),
-                        what);
+    return begun(issuer_->ask_calls(state_, calls_), what);
+  }
+
+  /// The operation for a batch that was just asked for.
+  Operation begun(std::uint64_t number, char const* what) {
     issuer_->progress();
-    return operation;
+    return {issuer_, state_, number, what};
   }
 
   std::shared_ptr<detail::Issuer> issuer_;

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include <stagger/cuda/detail/wait_policy.hpp>
+#include <stagger/cuda/detail/in_flight.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The state of a machine whose ranks have separate memories: each end of an edge has slots
-///         of its own, and parameters lie where they are used.
+/// @file   The state of a machine whose ranks have separate memories: parameters lie where they are
+///         used, and owners of a stage update values of their own.
 
 #include <cstddef>
-#include <cstdint>
 #include <utility>
 
 #include <stagger/core/list.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_ops.hpp>
 
-namespace stagger::detail {
+namespace stagger::cuda::detail {
 
-/// The machine's side of a back end with several memories. The back end moves values from one
-/// memory to another, and asks here where they lie.
+using stagger::detail::GradientCopy;
+using stagger::detail::Machine;
+using stagger::detail::ParameterMemory;
+
+/// The machine's side of a back end with several memories: its cells, and the parameters of their
+/// owners.
 struct DistributedState {
   Machine& machine;
 
@@ -29,81 +31,6 @@ struct DistributedState {
   [[nodiscard]] std::size_t first_owner(std::size_t cell) const noexcept {
     while (cell > 0 && program().cells[cell - 1].stage == program().cells[cell].stage) --cell;
     return cell;
-  }
-
-  /// The sender's slots for the edge after a cell, separate from those of the receiver.
-  struct OwnSlots {
-    Slots y;   // outputs for the next stage
-    Slots dx;  // gradients of the next stage's input, returned by it
-  };
-
-  /// Gives both ends of the edge after a cell slots of their own. Allocates only what earlier
-  /// programs did not need.
-  [[gnu::cold]] void part(std::size_t cell, OwnSlots& own) const {
-    auto& sender = machine.run.cells[cell].layers.back();
-    SlotType const& type = *sender.ops->output;
-    grow(own.y, type, program().cells[after(cell)].x_slots);
-    sender.y = places(own.y, type);
-    if (!program().training) return;
-    grow(own.dx, type, program().cells[cell].dy_slots);
-    machine.run.cells[after(cell)].dx = places(own.dx, type);
-  }
-
-  [[nodiscard]] SlotType const& type_behind(std::size_t cell) const noexcept {
-    return *machine.run.cells[cell].layers.back().ops->output;
-  }
-  /// Where the sender of a value writes it, and where its receiver reads it.
-  [[nodiscard]] void* given(std::size_t cell, bool forward, std::size_t slot) const noexcept {
-    return forward ? machine.run.cells[cell].layers.back().y[slot]
-                   : machine.run.cells[after(cell)].dx[slot];
-  }
-  [[nodiscard]] void* taken(std::size_t cell, bool forward, std::size_t slot) const noexcept {
-    return forward ? machine.run.cells[after(cell)].x[slot]
-                   : machine.run.cells[cell].layers.back().dy[slot];
-  }
-
-  // The slots of a row edge, between cells of differently replicated stages.
-
-  /// Slots for the rows that are sent over it in one direction.
-  struct OwnRows {
-    Slots given;  // if the sender sends only some rows of a value
-    Slots taken;
-  };
-
-  /// Gives each end of a row edge its own slots. Allocates only what earlier programs did not need.
-  [[gnu::cold]] void part(RowEdge edge, bool forward, OwnRows& own) const {
-    Cell const& from = program().cells[edge.from];
-    Cell const& to = program().cells[edge.to];
-    SlotType const& type = type_behind(edge.from);
-    std::size_t const slots = forward ? from.y_slots : to.dx_slots;
-    grow(own.given, type, slots);
-    grow(own.taken, type, slots);
-    std::size_t const receiver = forward ? edge.to : edge.from;
-    std::size_t const sender = forward ? edge.from : edge.to;
-    ReplicaRun& run = *machine.run.replica_run;
-    for (RowSource& source : forward ? run.inputs : run.gradients)
-      if (source.cell == receiver && source.maker == sender)
-        source = {receiver, sender, places(own.taken, type), true};
-  }
-  /// How many rows of a microbatch are sent over it.
-  [[nodiscard]] std::size_t rows_across(RowEdge edge, std::size_t microbatch) const noexcept {
-    return rows_of(edge.from, microbatch).common(rows_of(edge.to, microbatch)).count();
-  }
-  /// What the sender sends: its value, or a copy of some rows, which is enqueued.
-  [[nodiscard]] void* given(RowEdge edge, bool forward, std::size_t slot, std::size_t microbatch,
-                            OwnRows const& own) const {
-    void* const value =
-        forward ? machine.run.cells[edge.from].back->y[slot] : machine.run.cells[edge.to].dx[slot];
-    RowRange const rows = rows_of(forward ? edge.from : edge.to, microbatch);
-    RowRange const both = rows.common(rows_of(forward ? edge.to : edge.from, microbatch));
-    SlotType const& type = type_behind(edge.from);
-    std::size_t const each = rows_for_each(type, value, rows.count());
-    if (both.count() == rows.count() || each == 0) return value;
-    take_rows(type, own.given[slot], value, rows, both, each);
-    return own.given[slot];
-  }
-  [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const noexcept {
-    return machine.run.replica_run->cells[cell].rows[microbatch];
   }
 
   /// From now on the owners of a stage, whose memories are separate, update their own values; each
@@ -128,7 +55,7 @@ struct DistributedState {
   void update(std::size_t cell) const noexcept {
     each_layer(cell, [&](std::size_t l, GradientCopy* copy) {
       if (copy == nullptr) return;
-      UpdateStep step;
+      stagger::detail::UpdateStep step;
       step.number = machine.model.steps + 1;
       step.copy = copy;
       machine.model.optimizer.update(machine.model.optimizer.optimizer, parameters(l), step);
@@ -155,7 +82,7 @@ struct DistributedState {
     for (std::size_t const l : layers)
       visit(l, owner == 0 ? nullptr : &machine.run.owned_by(stage, owner).copies[l - layers.first]);
   }
-  [[nodiscard]] LayerParameters& parameters(std::size_t layer) const noexcept {
+  [[nodiscard]] stagger::detail::LayerParameters& parameters(std::size_t layer) const noexcept {
     return machine.model.parameters[layer];
   }
 
@@ -180,4 +107,4 @@ struct DistributedState {
   }
 };
 
-}  // namespace stagger::detail
+}  // namespace stagger::cuda::detail

@@ -8,10 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/cuda/detail/facts.hpp>
 #include <stagger/cuda/detail/group_sums.hpp>
 #include <stagger/cuda/detail/messages.hpp>
-#include <stagger/cuda/detail/options.hpp>
-#include <stagger/cuda/detail/square_sums.hpp>
 #include <stagger/engine/backend.hpp>
 
 namespace stagger::cuda::detail {
@@ -96,7 +95,7 @@ class Enqueuer {
   Messages messages_;
   SquareSums square_sums_;
   GroupSums group_sums_;
-  stagger::detail::DistributedState state_;
+  DistributedState state_;
   std::size_t slot_ = 0;  // of the iteration that is being enqueued, or was last
   bool timed_ = false;    // that iteration, by events
   bool decided_ = false;  // its updates are being enqueued

@@ -1,19 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The facts that must be equal in all processes before they train together.
+/// @file   The options of a device policy, and what must hold before a program runs on GPUs: it has
+///         the kernels that it needs, and some facts are equal in all processes.
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
-#include <stagger/cuda/detail/options.hpp>
+#include <stagger/cuda/graph.hpp>
+#include <stagger/cuda/kernels.hpp>
+#include <stagger/cuda/ranges.hpp>
+#include <stagger/cuda/wire.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/program/facts.hpp>
 
 namespace stagger::cuda::detail {
+
+/// The options that a device policy gives: see the members of `cuda::Gpus` and `nccl::Gpus`.
+struct GpusOptions {
+  ParameterKernels const* kernels = nullptr;
+  bool capture = false;
+  Ranges ranges{};
+  GraphCounts* counts = nullptr;
+  int ahead = 2;
+  Wires wires{};
+};
+
+/// @throws stagger::Error  bad_configuration, naming the kernel that is missing
+[[gnu::cold]] inline void require_runnable(stagger::detail::Machine const& machine,
+                                           ParameterKernels const* given) {
+  Program const& program = machine.program();
+  if (!program.training || machine.model.parameter_count() == 0) return;
+  ParameterKernels const kernels = given != nullptr ? *given : ParameterKernels{};
+  if (machine.model.optimizer.enqueued_bytes == 0)
+    raise(Errc::bad_configuration,
+          "parameters on a GPU need an optimizer whose update is a kernel; give Pipeline::with a "
+          "cuda::Enqueued, or use host::Threads");
+  if (std::cmp_greater(program.cells.size(), program.stages) && kernels.add == nullptr)
+    raise(Errc::bad_configuration,
+          "stages with two owners, or replicas, need a kernel that adds gradients; give "
+          "Gpus::kernels one, or use a schedule with one owner for each stage, without replicas");
+  if (machine.options().clip_norm && (kernels.sum_squares == nullptr || kernels.scale == nullptr))
+    raise(Errc::bad_configuration,
+          "Options::clip_norm needs kernels that sum up squares and find the scale; give "
+          "Gpus::kernels both, or leave clip_norm out");
+}
 
 /// The facts of a pipeline. Their number is the same for all models, since processes compare them
 /// one by one.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Sums of gradients over replicas on other GPUs, while the last backward still runs.
+/// @file   Sums over GPUs: of gradients over replicas on other GPUs, while the last backward still
+///         runs, and of the squares of gradients before an update.
 
 #include <algorithm>
 #include <cstddef>
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/cuda/detail/distributed_state.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/cuda/kernels.hpp>
@@ -21,8 +23,7 @@ namespace stagger::cuda::detail {
 /// one all-reduce of the library that connects the processes.
 class GroupReduction {
  public:
-  GroupReduction(Streams& streams, ParameterKernels const* kernels,
-                 stagger::detail::DistributedState const& state)
+  GroupReduction(Streams& streams, ParameterKernels const* kernels, DistributedState const& state)
       : streams_(streams), kernels_(kernels), state_(state) {}
 
   /// Whether the collective asks for sums by the library.
@@ -46,8 +47,7 @@ class GroupReduction {
       blocks_[m].clear();
       int layer = 0;  // of the stage
       state_.each_layer(
-          cell_of(layers.stage, group.members[m]->gpu),
-          [&](std::size_t l, stagger::detail::GradientCopy* copy) {
+          cell_of(layers.stage, group.members[m]->gpu), [&](std::size_t l, GradientCopy* copy) {
             int const here = layer++;
             auto const& parameters = state_.parameters(l);
             if (here < layers.lowest || here > layers.highest || parameters.count() == 0) return;
@@ -123,7 +123,6 @@ class GroupReduction {
     streams_.machine().traffic.add_to_step(state_.rank_of(cell), TrafficKind::gradient_sums, sent);
   }
 
-  /// The sum of one gradient group over the members of a replica group, which `select` names.
   /// Each member takes the others' gradients of its part; or hands its part to all others.
   void exchange(ReplicaGroup const& group, Direction direction) {
     bool const adding = direction == Direction::to_reducer;
@@ -191,7 +190,7 @@ class GroupReduction {
 
   Streams& streams_;
   ParameterKernels const* kernels_;
-  stagger::detail::DistributedState const& state_;
+  DistributedState const& state_;
   std::vector<List<LayerBlock>> blocks_;  // [members], of the selected group
   int stage_ = 0;                         // of that group
   std::vector<Summand> summands_;
@@ -324,11 +323,88 @@ class GroupSums {
   }
 
   Streams& streams_;
-  stagger::detail::DistributedState state_;
+  DistributedState state_;
   GroupReduction reduction_;
   List<std::size_t> group_of_;  // [stages] number of its replica group
   List<std::size_t> ready_;     // [cells] signal that its gradients are there
   List<bool> begun_;            // [groups] in this step
+};
+
+/// The sums of squares of gradients, which every GPU gets before an update.
+/// A parameter's squares are added up on the GPU of the stage's first owner. Within a process its
+/// sum is then copied to the other GPUs; between processes all GPUs are added up, of which all but
+/// one have 0, so that the order does not matter.
+class SquareSums {
+ public:
+  explicit SquareSums(Streams& streams) : streams_(streams) {}
+
+  /// Finds which GPU has which sums. Called once it is known which rank updates which layers.
+  [[gnu::cold]] void load() {
+    DistributedState const state{streams_.machine()};
+    for (std::size_t g = 0; g < gpus().size(); ++g) {
+      gpus().select(g);
+      gpus()[g].sums.resize({std::max<std::size_t>(1, streams_.machine().model.parameter_count())});
+    }
+    own_.clear();
+    std::size_t first = 0;  // parameters are numbered in layer order, and so are cells
+    for (std::size_t c = 0; c < state.program().cells.size(); ++c) {
+      if (state.first_owner(c) != c) continue;
+      Run run{streams_.gpu_of(state.rank_of(c)), first, 0};
+      state.each_layer(
+          c, [&](std::size_t l, auto const*) { run.count += state.parameters(l).count(); });
+      first += run.count;
+      if (run.count != 0) own_.push_back(run);
+    }
+  }
+
+  /// Clears the sums if they are added up between processes.
+  void clear() const {
+    if (gpus().processes() == nullptr) return;
+    auto& gpu = gpus()[0];
+    check(cudaMemsetAsync(gpu.sums.data(), 0, gpu.sums.size() * sizeof(double),
+                          gpu.main_stream.get()),
+          "clear sums of squares");
+  }
+
+  /// Gives all GPUs all sums, once the enqueued work of their ranks is done; ranks then wait for
+  /// the sums.
+  void share() const {
+    if (gpus().size() == 1 && gpus().processes() == nullptr) return;
+    streams_.join();
+    if (gpus().processes() != nullptr) {
+      gpus().processes()->all_reduce(std::span(gpus()[0].sums.data(), gpus()[0].sums.size()));
+    } else {
+      for (std::size_t g = 1; g < gpus().size(); ++g) {
+        streams_.record(gpus()[g].main_stream, streams_.event(g, streams_.numbers().start()));
+        streams_.wait(gpus()[0].main_stream, streams_.event(g, streams_.numbers().start()));
+      }
+      for (auto const& run : own_)
+        if (run.gpu != 0) copy(run, run.gpu, 0);
+      for (std::size_t g = 1; g < gpus().size(); ++g)
+        for (auto const& run : own_)
+          if (run.gpu != g) copy(run, 0, g);
+      streams_.follow(0);
+    }
+    streams_.fork();
+  }
+
+ private:
+  struct Run {  // parameters that stand one after another
+    std::size_t gpu;
+    std::size_t first;
+    std::size_t count;
+  };
+
+  [[nodiscard]] GpuSet& gpus() const noexcept { return streams_.gpus(); }
+  /// Enqueued on the first GPU's first stream.
+  void copy(Run const& run, std::size_t from, std::size_t to) const {
+    check(gpus().copy({gpus()[to].sums.data() + run.first, run.count * sizeof(double)}, to,
+                      gpus()[from].sums.data() + run.first, from, gpus()[0].main_stream.get()),
+          "copy sums of squares");
+  }
+
+  Streams& streams_;
+  List<Run> own_;
 };
 
 }  // namespace stagger::cuda::detail

@@ -12,10 +12,10 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/cuda/detail/distributed_state.hpp>
-#include <stagger/cuda/detail/options.hpp>
 #include <stagger/cuda/detail/routes.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/cuda/wire.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/program/describe.hpp>
 
 namespace stagger::cuda::detail {
@@ -24,33 +24,26 @@ namespace stagger::cuda::detail {
 /// the previous one is still being read.
 class RouteValues {
  public:
-  RouteValues(stagger::detail::Machine& machine, Wires const& wires)
-      : distributed_{machine}, wires_(wires) {}
+  RouteValues(Machine& machine, Wires const& wires) : state_{machine}, wires_(wires) {}
 
-  /// Makes the slots.
+  /// Makes the slots. Allocates only what earlier programs did not need.
   /// @throws Error bad_configuration for a value that cannot be sent
   [[gnu::cold]] void load(Routes const& routes) {
-    auto const& program = distributed_.program();
-    if (slots_.size() < program.cells.size())
-      slots_ = FixedArray<stagger::detail::DistributedState::OwnSlots>(program.cells.size());
-    if (rows_.size() < routes.all().size())
-      rows_ = FixedArray<stagger::detail::DistributedState::OwnRows>(routes.all().size());
-    for (std::size_t n = 0; n < routes.all().size(); ++n) {
-      Route const& route = routes.all()[n];
+    auto const& program = state_.program();
+    std::size_t const directions = 2 * (program.cells.size() + program.row_edges.size());
+    if (own_.size() < directions) own_ = FixedArray<OwnSlots>(directions);
+    for (Route const& route : routes.all()) {
       static_cast<void>(wire(route.cell));
-      if (route.row_edge != Route::whole)
-        distributed_.part(program.row_edges[route.row_edge], route.forward, rows_[n]);
-      else if (route.forward)
-        distributed_.part(route.cell, slots_[route.cell]);
+      part(route);
     }
   }
 
   /// The functions that send the values after a cell.
   [[nodiscard]] WireType const& wire(std::size_t cell) const {
-    auto const& type = distributed_.type_behind(cell);
+    auto const& type = type_behind(cell);
     for (std::size_t i = 0; i < wires_.count; ++i)
       if (wires_.table[i].type == &type && wires_.table[i].write != nullptr) return wires_.table[i];
-    int const stage = distributed_.program().cells[cell].stage;
+    int const stage = state_.program().cells[cell].stage;
     raise(Errc::bad_configuration, "the value between the stages ", stage, " and ", stage + 1,
           " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
           "that returns a std::tie of such, or specialise stagger::cuda::Wire for it");
@@ -63,44 +56,95 @@ class RouteValues {
   }
   /// Whether no row of the microbatch is sent over a route.
   [[nodiscard]] bool empty(Route const& route, Instruction const& in) const noexcept {
-    return route.row_edge != Route::whole &&
-           distributed_.rows_across(row_edge_of(route), in.microbatch) == 0;
+    if (route.row_edge == Route::whole) return false;
+    auto const [sender, receiver] = ends_of(route);
+    return rows_of(sender, in).common(rows_of(receiver, in)).count() == 0;
   }
-  /// The value that is sent over route `number`; or rows of it, whose copy is enqueued.
-  [[nodiscard]] void* given(Route const& route, std::size_t number, Instruction const& in) const {
+  /// The value that is sent over a route; or rows of it, whose copy is enqueued.
+  [[nodiscard]] void* given(Route const& route, Instruction const& in) const {
     std::size_t const slot = slot_of_route(route, in);
-    if (route.row_edge == Route::whole) return distributed_.given(route.cell, route.forward, slot);
-    return distributed_.given(row_edge_of(route), route.forward, slot, in.microbatch,
-                              rows_[number]);
+    void* const own = own_[number_of(route)].given[slot];
+    if (route.row_edge == Route::whole) return own;
+    auto const [sender, receiver] = ends_of(route);
+    auto const& cell = state_.machine.run.cells[sender];
+    void* const value = route.forward ? cell.back->y[slot] : cell.dx[slot];
+    auto const rows = rows_of(sender, in);
+    auto const both = rows.common(rows_of(receiver, in));
+    auto const& type = type_behind(route.cell);
+    std::size_t const each = rows_for_each(type, value, rows.count());
+    if (both.count() == rows.count() || each == 0) return value;
+    take_rows(type, own, value, rows, both, each);
+    return own;
   }
   /// The place where it is received.
-  [[nodiscard]] void* taken(Route const& route, std::size_t number, Instruction const& in) const {
+  [[nodiscard]] void* taken(Route const& route, Instruction const& in) const {
     std::size_t const slot = slot_of_route(route, in);
-    return route.row_edge == Route::whole ? distributed_.taken(route.cell, route.forward, slot)
-                                          : rows_[number].taken[slot];
+    if (route.row_edge != Route::whole) return own_[number_of(route)].taken[slot];
+    auto const& cells = state_.machine.run.cells;
+    return route.forward ? cells[state_.after(route.cell)].x[slot]
+                         : cells[route.cell].layers.back().dy[slot];
   }
   /// Whether an instruction gathers what has arrived over a route.
   [[nodiscard]] bool gathers(Route const& route, Instruction const& in) const noexcept {
-    if (route.row_edge == Route::whole || !gathers_values(in.op) ||
-        is_forward(in.op) != route.forward)
-      return false;
-    return (route.forward ? row_edge_of(route).to : row_edge_of(route).from) == in.cell;
+    return route.row_edge != Route::whole && gathers_values(in.op) &&
+           is_forward(in.op) == route.forward && ends_of(route).receiver == in.cell;
   }
 
  private:
+  /// Slots of one direction of an edge that only one end has.
+  struct OwnSlots {
+    stagger::detail::Slots given;  // of a row edge: if the sender sends only some rows of a value
+    stagger::detail::Slots taken;  // of a row edge
+  };
+  /// The cells at the ends of a row edge.
+  struct Ends {
+    std::size_t sender;
+    std::size_t receiver;
+  };
+
   [[nodiscard]] static std::size_t slot_of_route(Route const& route,
                                                  Instruction const& in) noexcept {
     return route.forward ? in.y : in.dx;
   }
-  [[nodiscard]] RowEdge row_edge_of(Route const& route) const noexcept {
-    return distributed_.program().row_edges[route.row_edge];
+  [[nodiscard]] std::size_t number_of(Route const& route) const noexcept {
+    bool const whole = route.row_edge == Route::whole;
+    std::size_t const edge = whole ? route.cell : state_.program().cells.size() + route.row_edge;
+    return 2 * edge + (route.forward ? 0 : 1);
+  }
+  [[nodiscard]] Ends ends_of(Route const& route) const noexcept {
+    RowEdge const edge = state_.program().row_edges[route.row_edge];
+    return route.forward ? Ends{edge.from, edge.to} : Ends{edge.to, edge.from};
+  }
+  [[nodiscard]] stagger::detail::RowRange rows_of(std::size_t cell,
+                                                  Instruction const& in) const noexcept {
+    return state_.machine.run.replica_run->cells[cell].rows[in.microbatch];
+  }
+  [[nodiscard]] stagger::detail::SlotType const& type_behind(std::size_t cell) const noexcept {
+    return *state_.machine.run.cells[cell].layers.back().ops->output;
   }
 
-  stagger::detail::DistributedState distributed_;
+  /// Gives each end of a route slots of its own.
+  [[gnu::cold]] void part(Route const& route) {
+    auto& run = state_.machine.run;
+    auto const& type = type_behind(route.cell);
+    OwnSlots& own = own_[number_of(route)];
+    grow(own.given, type, route.slots);
+    if (route.row_edge == Route::whole) {
+      auto& given = route.forward ? run.cells[route.cell].layers.back().y
+                                  : run.cells[state_.after(route.cell)].dx;
+      given = places(own.given, type);
+      return;
+    }
+    grow(own.taken, type, route.slots);
+    auto const [sender, receiver] = ends_of(route);
+    for (auto& source : route.forward ? run.replica_run->inputs : run.replica_run->gradients)
+      if (source.cell == receiver && source.maker == sender)
+        source = {receiver, sender, places(own.taken, type), true};
+  }
+
+  DistributedState state_;
   Wires wires_;
-  FixedArray<stagger::detail::DistributedState::OwnSlots> slots_;  // [cells]
-  FixedArray<stagger::detail::DistributedState::OwnRows>
-      rows_;  // [routes], of those over row edges
+  FixedArray<OwnSlots> own_;  // [cells and row edges][directions]
 };
 
 /// Copies blocks of memory over channels: within this process on a stream of the GPU that receives
@@ -119,8 +163,8 @@ class Transfer {
     to_.push_back({to.data(), to.size()});
   }
   /// Adds the blocks of a value for the end that is in this process, the sender or the receiver.
-  void add_given(WireType const& type, void* value) { collect(type, value, from_); }
-  void add_taken(WireType const& type, void* value) { collect(type, value, to_); }
+  void add_given(WireType const& type, void* value) { type.blocks(value, from_); }
+  void add_taken(WireType const& type, void* value) { type.blocks(value, to_); }
 
   /// The size of what is sent, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -151,16 +195,8 @@ class Transfer {
   }
 
  private:
-  static void collect(WireType const& type, void* value, std::vector<Block>& blocks) {
-    BlockVisit visit{&blocks, [](void* self, void* data, std::size_t bytes) {
-                       if (bytes != 0)
-                         static_cast<std::vector<Block>*>(self)->push_back({data, bytes});
-                     }};
-    type.blocks(value, visit);
-  }
-
   Streams& streams_;
-  std::vector<Block> from_, to_;
+  List<Block> from_, to_;
 };
 
 /// Sends and receives the messages of a program. Within this process a message is a copy on a
@@ -260,8 +296,6 @@ class Messages {
   }
 
  private:
-  using GradientCopy = stagger::detail::GradientCopy;
-
   [[nodiscard]] Processes* processes() const noexcept { return streams_.gpus().processes(); }
   [[nodiscard]] Channel const& channel(std::size_t number) const noexcept {
     return streams_.gpus().channels()[number];
@@ -319,7 +353,7 @@ class Messages {
     if (gives) {
       streams_.use(streams_.gpu_of(route.sender));
       AtPlace const here(streams_.place_of(route.sender));
-      void* const value = values_.given(route, number, in);
+      void* const value = values_.given(route, in);
       type.write(header_, value);
       transfer_.add_given(type, value);
     }
@@ -331,7 +365,7 @@ class Messages {
         streams_.wait(*over.stream, streams_.event(over.gpu, streams_.numbers().slot(slot)));
       AtPlace const here(streams_.place_of(route.receiver, *over.stream));
       ByteReader reader(header_.data(), header_.size());
-      void* const copy = values_.taken(route, number, in);
+      void* const copy = values_.taken(route, in);
       type.read(reader, copy);
       transfer_.add_taken(type, copy);
     }
@@ -383,7 +417,7 @@ class Messages {
 
   Streams& streams_;
   RouteValues values_;
-  stagger::detail::DistributedState distributed_;
+  DistributedState distributed_;
 
   // Of the program.
   Routes routes_;

@@ -18,12 +18,6 @@ struct Fact;
 
 namespace stagger::cuda::detail {
 
-/// Memory of a device.
-struct Block {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-};
-
 /// Two places (GPUs) between which messages are sent in one direction, and the stream for them.
 struct Channel {
   std::pair<int, int> places;                ///< from, to

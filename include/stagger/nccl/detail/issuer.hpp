@@ -28,8 +28,8 @@ struct Call {
   void* out = nullptr;
   std::size_t count = 0;
   ncclDataType_t type = ncclUint8;
-  ncclRedOp_t reduction = ncclSum;
   int peer = 0;  // or root
+  ncclRedOp_t reduction = ncclSum;
 };
 
 /// Aborts from which NCCL has not returned.
@@ -151,23 +151,22 @@ class Issuer {
   };
 
   /// Appends a batch. @return its number
-  std::uint64_t ask(std::shared_ptr<State> state, Kind kind, std::vector<Call>& calls) {
-    Batch& batch = add();
-    batch.kind = kind;
-    batch.number = ++state->asked;
-    batch.state = std::move(state);
+  std::uint64_t ask(std::shared_ptr<State> state, Kind kind) {
+    return add(std::move(state), kind).number;
+  }
+  /// @param calls  receives an empty list, whose memory is that of an earlier batch
+  std::uint64_t ask_calls(std::shared_ptr<State> state, std::vector<Call>& calls) {
+    Batch& batch = add(std::move(state), Kind::calls);
     batch.calls.swap(calls);
     return batch.number;
   }
   std::uint64_t ask_split(std::shared_ptr<State> state, int colour, int key,
                           std::shared_ptr<State> part) {
-    std::vector<Call> none;
-    auto const number = ask(std::move(state), Kind::split, none);
-    Batch& batch = queue_[(first_ + count_ - 1) % queue_.size()];
+    Batch& batch = add(std::move(state), Kind::split);
     batch.colour = colour;
     batch.key = key;
     batch.part = std::move(part);
-    return number;
+    return batch.number;
   }
 
   /// While this is on, calls are recorded in a graph: a call is done once it is recorded, without
@@ -201,14 +200,18 @@ class Issuer {
   }
 
  private:
-  Batch& add() {
+  Batch& add(std::shared_ptr<State> state, Kind kind) {
     if (count_ == queue_.size()) {
       std::rotate(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(first_),
                   queue_.end());
       first_ = 0;
       queue_.resize(std::max<std::size_t>(8, 2 * queue_.size()));
     }
-    return queue_[(first_ + count_++) % queue_.size()];
+    Batch& batch = queue_[(first_ + count_++) % queue_.size()];
+    batch.kind = kind;
+    batch.number = ++state->asked;
+    batch.state = std::move(state);
+    return batch;
   }
 
   static void begin(Batch& batch) {

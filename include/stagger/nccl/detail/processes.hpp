@@ -48,12 +48,7 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
   } catch (...) {  // others have failed, or do not exist
   }
   stagger::detail::Backoff const aborting;
-  for (auto* const one : all) {
-    try {
-      one->abort("the others did not end theirs");
-    } catch (...) {  // no memory for the reason: it ends with its owner
-    }
-  }
+  for (auto* const one : all) one->abort("the others did not end theirs");
   for (auto const* const one : all) static_cast<void>(one->gone(abort_s - aborting.waited_s()));
 }
 
@@ -296,14 +291,9 @@ class Processes final : public cuda::detail::Processes {
     });
   }
   void abort() noexcept override {
-    auto const one = [](Communicator& all) {
-      try {
-        all.abort("the step has failed");
-      } catch (...) {  // no memory for the reason: it ends with its owner
-      }
-    };
-    each_end([&](End& end) { one(end.all); });
-    if (question_) one(question_->communicator());
+    constexpr char const* reason = "the step has failed";
+    each_end([](End& end) { end.all.abort(reason); });
+    if (question_) question_->communicator().abort(reason);
   }
   [[nodiscard]] bool idle() const override { return !question_ || question_->idle(); }
 

@@ -146,26 +146,43 @@ inline bool receive_all(Socket const& socket, void* bytes, std::size_t size, Dea
   return true;
 }
 
+/// An address of either family, for sockets.
+struct Address {
+  ::sockaddr_storage storage{};
+  ::socklen_t size = 0;
+
+  [[nodiscard]] ::sockaddr const* get() const noexcept {
+    return reinterpret_cast<::sockaddr const*>(&storage);
+  }
+  /// A socket of its family; none, with `errno`, if the system has no such family.
+  [[nodiscard]] Socket socket() const noexcept {
+    return Socket(::socket(storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  }
+  void set_port(int port) {
+    auto const number = htons(static_cast<std::uint16_t>(port));
+    if (storage.ss_family == AF_INET6)
+      reinterpret_cast<::sockaddr_in6&>(storage).sin6_port = number;
+    else
+      reinterpret_cast<::sockaddr_in&>(storage).sin_port = number;
+  }
+};
+
 /// Listens for IPv6 and IPv4, or for IPv4 alone where the system has no IPv6.
 /// @return  no socket: `error` says why
 inline Socket listen_on(int port, int& error) {
   int const on = 1;
   int const off = 0;
-  for (int const family : {AF_INET6, AF_INET}) {
-    Socket listener(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  for (bool const both : {true, false}) {
+    Address any;
+    any.storage.ss_family = both ? AF_INET6 : AF_INET;
+    any.size = both ? sizeof(::sockaddr_in6) : sizeof(::sockaddr_in);
+    any.set_port(port);
+    Socket listener = any.socket();
     error = errno;
     if (!listener) continue;
-    ::sockaddr_in6 six{};
-    ::sockaddr_in four{};
-    six.sin6_family = AF_INET6;
-    four.sin_family = AF_INET;
-    six.sin6_port = four.sin_port = htons(static_cast<std::uint16_t>(port));
-    bool const both = family == AF_INET6;
-    auto const* const any =
-        both ? reinterpret_cast<::sockaddr*>(&six) : reinterpret_cast<::sockaddr*>(&four);
     ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (both) ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (::bind(listener.get(), any, both ? sizeof six : sizeof four) == 0 &&
+    if (::bind(listener.get(), any.get(), any.size) == 0 &&
         ::listen(listener.get(), SOMAXCONN) == 0)
       return listener;
     error = errno;
@@ -289,19 +306,6 @@ class Host {
   std::vector<Caller> callers_;
 };
 
-struct Address {
-  ::sockaddr_storage storage{};
-  ::socklen_t size = 0;
-
-  void set_port(int port) {
-    auto const number = htons(static_cast<std::uint16_t>(port));
-    if (storage.ss_family == AF_INET6)
-      reinterpret_cast<::sockaddr_in6&>(storage).sin6_port = number;
-    else
-      reinterpret_cast<::sockaddr_in&>(storage).sin_port = number;
-  }
-};
-
 /// All addresses of a name, of both families. The resolver has limits of its own, of some seconds.
 /// @return  none: `error` says why
 inline std::vector<Address> resolve(std::string const& name, std::string& error) {
@@ -329,10 +333,9 @@ inline std::vector<Address> resolve(std::string const& name, std::string& error)
 /// Requests the bytes from whatever listens at an address.
 inline Verdict ask(Address const& address, Greeting const& greeting, std::span<std::byte> bytes,
                    Deadline const& end) {
-  Socket const socket(
-      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  auto const* const to = reinterpret_cast<::sockaddr const*>(&address.storage);
-  if (!socket || (::connect(socket.get(), to, address.size) != 0 && errno != EINPROGRESS))
+  Socket const socket = address.socket();
+  if (!socket ||
+      (::connect(socket.get(), address.get(), address.size) != 0 && errno != EINPROGRESS))
     return Verdict::nobody;
   int error = 0;
   ::socklen_t size = sizeof error;
@@ -343,7 +346,7 @@ inline Verdict ask(Address const& address, Greeting const& greeting, std::span<s
   ::sockaddr_storage self{};
   size = sizeof self;
   if (::getsockname(socket.get(), reinterpret_cast<::sockaddr*>(&self), &size) == 0 &&
-      size == address.size && std::memcmp(&self, to, size) == 0)
+      size == address.size && std::memcmp(&self, address.get(), size) == 0)
     return Verdict::nobody;
   Deadline const soon = end.within(connect_s);
   Answer answer;
