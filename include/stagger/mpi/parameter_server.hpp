@@ -125,10 +125,8 @@ class ParameterServer {
 
   [[gnu::cold]] void start(collective::detail::RemoteRules const& rules) {
     require_callable();
-    int provided = 0;
-    MPI_Query_thread(&provided);
-    if (detail::level_of(provided) < Threads::multiple)
-      raise(Errc::bad_configuration, "MPI runs with ", name(detail::level_of(provided)),
+    if (detail::level() < Threads::multiple)
+      raise(Errc::bad_configuration, "MPI runs with ", name(detail::level()),
             ", and a parameter server answers on a thread of its own; initialise it with "
             "MPI_THREAD_MULTIPLE");
     if (!(options_.deadline_s > 0) || !(options_.join_deadline_s > 0))

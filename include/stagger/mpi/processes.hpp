@@ -57,7 +57,7 @@ class ProcessesBackend {
                      }});
     detail::agree(world_, detail::facts_of(codec_), join_deadline_s_);
     if (channels_.size() == 1) return;
-    machine_.set_grouping_peers(detail::grouping_peers(*this));
+    machine_.set_grouping_peers(grouping_.peers());
   }
   ProcessesBackend(ProcessesBackend const&) = delete;
   ProcessesBackend& operator=(ProcessesBackend const&) = delete;
@@ -120,9 +120,6 @@ class ProcessesBackend {
   bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {
     return owners_.visit(world_, codec_, placement_, to, visit);
   }
-  [[nodiscard]] detail::GroupingAgreement grouping_agreement() {
-    return {world_, sums_, machine_, placement_};
-  }
 
  private:
   detail::MessageCodec codec_;
@@ -134,6 +131,7 @@ class ProcessesBackend {
   detail::SentCounts sent_;
   detail::StepRun steps_;
   detail::Placement placement_{};
+  detail::GroupingAgreement grouping_{world_, sums_, machine_, placement_};
   detail::Placement wanted_{};  // while a program is loaded, that of it
   detail::Owners owners_{};
   bool prepares_ = false;  // instead of taking a step

@@ -34,10 +34,12 @@ namespace detail {
   return levels[static_cast<int>(level)];
 }
 
-[[nodiscard]] inline Threads level_of(int provided) noexcept {
-  for (Threads level : {Threads::multiple, Threads::serialized, Threads::funneled}) {
+/// The level with which MPI runs.
+[[nodiscard]] inline Threads level() noexcept {
+  int provided = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&provided);
+  for (Threads level : {Threads::multiple, Threads::serialized, Threads::funneled})
     if (provided >= native(level)) return level;
-  }
   return Threads::single;
 }
 
@@ -62,12 +64,10 @@ inline void require_callable() {
   if (!running())
     raise(Errc::bad_configuration,
           "MPI is not running: keep a stagger::mpi::Session alive, or call MPI_Init_thread");
-  int provided = 0;
   int main_thread = 0;
-  MPI_Query_thread(&provided);
   MPI_Is_thread_main(&main_thread);
-  if (provided < MPI_THREAD_SERIALIZED && main_thread == 0)
-    raise(Errc::bad_configuration, "MPI runs with ", name(detail::level_of(provided)),
+  if (detail::level() < Threads::serialized && main_thread == 0)
+    raise(Errc::bad_configuration, "MPI runs with ", name(detail::level()),
           ", so that only the thread that initialised it may call it; initialise it with "
           "MPI_THREAD_SERIALIZED");
 }
@@ -88,22 +88,18 @@ class Session {
   /// @throws Error  Errc::bad_configuration if MPI offers less than `wanted`, or has been finalised
   explicit Session(Threads wanted = Threads::serialized, double farewell_s = 2)
       : farewell_s_(farewell_s) {
-    int started = 0;
     int ended = 0;
-    MPI_Initialized(&started);
     MPI_Finalized(&ended);
     if (ended != 0)
       raise(Errc::bad_configuration,
             "MPI was finalised and cannot start again; keep one Session in main");
-    int provided = MPI_THREAD_SINGLE;
-    if (started != 0) {
-      MPI_Query_thread(&provided);
-    } else {
-      check(MPI_Init_thread(nullptr, nullptr, detail::native(wanted), &provided), "MPI_Init_thread",
-            "this process");
+    if (!running()) {
+      int provided = 0;
+      check(MPI_Init_thread(nullptr, nullptr, detail::native(wanted), &provided),
+            "MPI_Init_thread");
       owner_ = true;
     }
-    level_ = detail::level_of(provided);
+    level_ = detail::level();
     if (level_ < wanted) {
       if (owner_) MPI_Finalize();
       raise(Errc::bad_configuration, "MPI offers ", name(level_), ", but ", name(wanted),

@@ -201,7 +201,7 @@ class Outbox {
   void send(Outgoing& message, void const* bytes, std::size_t count, int peer, int tag) {
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Isend(bytes, static_cast<int>(count), MPI_BYTE, peer, tag, processes_, &request),
-          "MPI_Isend", "this process");
+          "MPI_Isend");
     message.requests.push_back(request);
   }
 
@@ -249,7 +249,7 @@ class Channels : public Outbox {
       if (p == rank()) continue;
       check(MPI_Recv_init(&peers_[p].envelope, sizeof(Envelope), MPI_BYTE, p, envelope_tag,
                           processes_, &receives_[p]),
-            "MPI_Recv_init", "this process");
+            "MPI_Recv_init");
       start(p);
     }
   }
@@ -281,7 +281,7 @@ class Channels : public Outbox {
     bool moved = false;
     int count = 0;
     check(MPI_Testsome(size(), receives_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
-          "MPI_Testsome", "this process");
+          "MPI_Testsome");
     for (int i = 0; i < count && count != MPI_UNDEFINED; ++i) {
       peers_[ended_[i]].state = State::held;
       ++held_;
@@ -294,7 +294,7 @@ class Channels : public Outbox {
     for (int p = 0; loading_ != 0 && p < size(); ++p) {
       if (peers_[p].state != State::payload) continue;
       int done = 0;
-      check(MPI_Test(&peers_[p].loading, &done, MPI_STATUS_IGNORE), "MPI_Test", "this process");
+      check(MPI_Test(&peers_[p].loading, &done, MPI_STATUS_IGNORE), "MPI_Test");
       if (done == 0) continue;
       moved = true;
       if (peers_[p].loaded < peers_[p].envelope.bytes) {
@@ -338,7 +338,7 @@ class Channels : public Outbox {
 
   void start(int p) {
     peers_[p].state = State::listening;
-    check(MPI_Start(&receives_[p]), "MPI_Start", "this process");
+    check(MPI_Start(&receives_[p]), "MPI_Start");
   }
 
   template <class Deliver> void arrived(int p, std::uint32_t epoch, Deliver& deliver) {
@@ -361,7 +361,7 @@ class Channels : public Outbox {
     std::size_t const count = std::min(piece_, peer.envelope.bytes - peer.loaded);
     check(MPI_Irecv(peer.payload.bytes.get() + peer.loaded, static_cast<int>(count), MPI_BYTE, p,
                     payload_tag, processes_, &peer.loading),
-          "MPI_Irecv", "this process");
+          "MPI_Irecv");
     peer.loaded += count;
   }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <stagger/core/error.hpp>
@@ -19,6 +20,7 @@
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
 #include <stagger/model/split.hpp>
+#include <stagger/program/traffic.hpp>
 
 namespace stagger::mpi::detail {
 
@@ -80,25 +82,14 @@ class EdgeValues {
     return (program().cells.size() + program().row_edges.size()) * signals_per_edge;
   }
 
-  /// The kind and the bytes of what is sent with a signal.
-  /// @param to  [ranks] whether the receiver's process runs the rank
-  [[nodiscard]] TrafficKind kind(std::uint32_t signal, bool const* to) const {
-    Value const value = value_of(signal);
-    if (value.type == nullptr || is_there(value, to)) return TrafficKind::control;
-    if (!value.by_rows) return value.forward ? TrafficKind::activations : TrafficKind::gradients;
-    RowEdge const& edge = program().row_edges[value.row_edge];
-    auto const& cells = program().cells;
-    return stagger::detail::Grouped::kind(machine_.model.grouped.get(), cells[value.sender],
-                                          cells[value.forward ? edge.to : edge.from],
-                                          value.forward);
-  }
-
   /// Writes the value that a signal announces.
   /// @param to  [ranks] whether the receiver's process runs the rank
-  /// @return whether there is one
-  bool write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
+  /// @return the kind of what is sent; none if the signal announces no value
+  std::optional<TrafficKind> write(ByteWriter& out, std::uint32_t signal, Instruction const& in,
+                                   bool const* to) const {
     Value const value = value_of(signal);
-    if (value.type == nullptr || is_there(value, to)) return value.type != nullptr;
+    if (value.type == nullptr) return std::nullopt;
+    if (is_there(value, to)) return TrafficKind::control;
     PortType const& type = port(*value.type);
     std::uint16_t const slot = value.forward ? in.y : in.dx;
     out.add(slot);
@@ -114,7 +105,7 @@ class EdgeValues {
       if (part != nullptr) from = part;
     }
     type.write(out, from);
-    return true;
+    return kind_of(value);
   }
 
   /// Puts it into its slot.
@@ -223,6 +214,14 @@ class EdgeValues {
     return {sender.front->ops->input, sender.dx, false, true, ends.to, edge};
   }
 
+  [[nodiscard]] TrafficKind kind_of(Value const& value) const {
+    if (!value.by_rows) return value.forward ? TrafficKind::activations : TrafficKind::gradients;
+    RowEdge const& edge = program().row_edges[value.row_edge];
+    auto const& cells = program().cells;
+    return stagger::detail::Grouped::kind(machine_.model.grouped.get(), cells[value.sender],
+                                          cells[value.forward ? edge.to : edge.from],
+                                          value.forward);
+  }
   [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const {
     return machine_.run.replica_run->cells[cell].rows[microbatch];
   }

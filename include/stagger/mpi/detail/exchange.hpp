@@ -55,27 +55,21 @@ using stagger::detail::Backoff;
   return stagger::detail::wait_until(ended, seconds, Backoff(spin, std::chrono::milliseconds(20)));
 }
 
-/// Detects a program that Slurm has started without its MPI plug-in, which runs as many worlds of
-/// one process each.
-/// @throws Error bad_configuration if MPI does not see the processes that the launcher has started
-inline void require_launched(MPI_Comm processes) {
-  auto const launch = collective::find_launch();
-  int size = 0;
-  MPI_Comm_size(processes, &size);
-  if (processes != MPI_COMM_WORLD || !launch || launch->size == size) return;
-  raise(Errc::bad_configuration, launch->launcher, " says that there are ", launch->size,
-        " processes, but MPI sees ", size,
-        "; start the program with the mpirun of this MPI, or with srun --mpi=pmix");
-}
-
+/// Also detects a program that Slurm has started without its MPI plug-in, which runs as many worlds
+/// of one process each.
 /// @param size    processes of the communicator
 /// @param places  ranks, or as many processes as a placement names
-/// @throws Error bad_configuration for processes without a rank, or that MPI does not see
+/// @throws Error bad_configuration for processes without a rank, or if MPI does not see the
+///         processes that the launcher has started
 [[nodiscard]] inline MPI_Comm callable(MPI_Comm processes, int size, int places) {
   if (places < size)
     raise(Errc::bad_configuration, "MPI started ", counted(size, "process"), " for ",
           counted(places, "rank"), "; start at most one for each rank, or give Options::replicas");
-  require_launched(processes);
+  auto const launch = collective::find_launch();
+  if (processes == MPI_COMM_WORLD && launch && launch->size != size)
+    raise(Errc::bad_configuration, launch->launcher, " says that there are ", launch->size,
+          " processes, but MPI sees ", size,
+          "; start the program with the mpirun of this MPI, or with srun --mpi=pmix");
   return processes;
 }
 
@@ -95,7 +89,7 @@ inline void require_launched(MPI_Comm processes) {
                    wait_for({&request, 1}, code, deadline_s, std::chrono::microseconds(0));
   MPI_Comm_set_errhandler(processes, before);
   MPI_Errhandler_free(&before);
-  check(code, "MPI_Comm_idup", "this process");
+  check(code, "MPI_Comm_idup");
   if (!all) {
     peers_may_be_lost = true;
     static_cast<void>(made.release());  // MPI may still write to it

@@ -45,7 +45,7 @@ class LibrarySums {
   [[gnu::cold]] void load(HeldParameters const& held, Placement const& placement, Exchange& world,
                           double seconds) {
     constexpr char const* making = "prepare sums of gradients by MPI";
-    if (held.grouping().by != collective::By::library) return;
+    if (held.machine.grouping().by != collective::By::library) return;
     auto const& program = held.program();
     double lost = lost_ ? 1 : 0;
     world.maximum({&lost, 1}, making, seconds);
@@ -274,6 +274,17 @@ struct GroupingAgreement {
   stagger::detail::Machine& machine;
   Placement const& placement;
 
+  /// The functions that the machine calls, for as long as this object is there.
+  [[nodiscard]] stagger::detail::GroupingPeers peers() {
+    return {this,
+            [](void* self, double* backward_s, double* sum_s) {
+              static_cast<GroupingAgreement*>(self)->share(backward_s, sum_s);
+            },
+            [](void* self, void (*ask)(stagger::detail::Machine&), List<GradientGroup>& groups) {
+              static_cast<GroupingAgreement*>(self)->choose(ask, groups);
+            }};
+  }
+
   /// See stagger::detail::GroupingPeers: the medians of the processes that measured, and the times
   /// of sums over the links between the processes.
   void share(double* backward_s, double* sum_s) {
@@ -337,17 +348,5 @@ struct GroupingAgreement {
     return machine.extent(in);
   }
 };
-
-/// The functions that the machine of a back end with grouping_agreement() calls.
-template <class Backend>
-[[nodiscard]] stagger::detail::GroupingPeers grouping_peers(Backend& backend) {
-  return {&backend,
-          [](void* self, double* backward_s, double* sum_s) {
-            static_cast<Backend*>(self)->grouping_agreement().share(backward_s, sum_s);
-          },
-          [](void* self, void (*ask)(stagger::detail::Machine&), List<GradientGroup>& groups) {
-            static_cast<Backend*>(self)->grouping_agreement().choose(ask, groups);
-          }};
-}
 
 }  // namespace stagger::mpi::detail

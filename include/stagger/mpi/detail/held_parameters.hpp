@@ -59,9 +59,6 @@ struct HeldParameters {
   [[nodiscard]] int owner_of(std::size_t layer) const {
     return program().cells[cells_of(program(), stage_of(layer)).first].rank;
   }
-  [[nodiscard]] stagger::detail::GroupingChoice const& grouping() const noexcept {
-    return machine.grouping();
-  }
 
   /// Allocates memory for the stages that this process runs, and frees that of the others. Of owners
   /// in other processes it needs the gradients that it adds up.
@@ -171,7 +168,7 @@ struct HeldParameters {
     bool const grouped = !program().groups.empty();
     if (!grouped && first == cells.first) part = {0, layer.bytes_of_values()};
     for (std::size_t d = first; grouped && d < cells.last; ++d) {
-      if (!here(d) || grouping().by == collective::By::library) continue;
+      if (!here(d) || machine.grouping().by == collective::By::library) continue;
       part = part.with(layer.part(d - cells.first, cells.size()));
     }
     return {c == first ? Kept::Of::first : Kept::Of::other, part};

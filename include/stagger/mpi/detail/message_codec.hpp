@@ -32,24 +32,14 @@ struct MessageCodec : HeldParameters {
     return ends.gradients >= 0 || ends.sums >= 0;
   }
 
-  /// The kind and the bytes of what is sent with a signal. The end of a rank may be sent with
-  /// gradients that it hands in, or with their sums.
-  [[nodiscard]] TrafficKind kind(std::uint32_t signal, std::uint16_t group, bool const* to) const {
-    if (signal < edges.signals()) return edges.kind(signal, to);
-    std::size_t sums = 0;
-    if (commits() && carries_group(signal))
-      each_part(signal, group, to, [&](std::byte*, std::size_t bytes) { sums += bytes; });
-    else if (commits())
-      each_block(signal, to, [&](LayerParameters const& layer, std::byte*) {
-        sums += layer.bytes_of_values();
-      });
-    return sums != 0 ? TrafficKind::gradient_sums : TrafficKind::control;
-  }
-
   /// Writes what is sent with a signal, right after `in`.
   /// @param to  [ranks] whether the receiver's process runs the rank
-  void write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
-    if (!edges.write(out, signal, in, to)) gradients(Writing{out}, signal, in.group, to);
+  /// @return the kind of what is sent
+  TrafficKind write(ByteWriter& out, std::uint32_t signal, Instruction const& in,
+                    bool const* to) const {
+    if (auto const kind = edges.write(out, signal, in, to)) return *kind;
+    bool const some = gradients(Writing{out}, signal, in.group, to);
+    return some ? TrafficKind::gradient_sums : TrafficKind::control;
   }
 
   /// Puts what was received into its slot, or into the gradients.
@@ -92,28 +82,35 @@ struct MessageCodec : HeldParameters {
   }
   /// What is sent with a signal that announces gradients, or the end of a rank.
   /// @param group  of what is written
+  /// @return whether there are gradients, or their sums, among it
   template <class Wire>
-  void gradients(Wire wire, std::uint32_t signal, std::uint16_t group, bool const* to) const {
-    if (signal < edges.signals()) return;
+  bool gradients(Wire wire, std::uint32_t signal, std::uint16_t group, bool const* to) const {
+    if (signal < edges.signals()) return false;
     if (!commits()) {  // a worker of a server pushes what was scaled by the norm over all ranks
       if (program().flushes && machine.model.options.clip_norm && is_done(signal))
         squares(wire, program().signals[signal].sender, true, to);
-      return;
+      return false;
     }
+    bool some = false;
+    auto const send = [&](std::byte* at, std::size_t bytes) {
+      wire.bytes(at, bytes);
+      some = some || bytes != 0;
+    };
     if (carries_group(signal)) {
       wire.number(group);
-      return each_part(signal, group, to,
-                       [&](std::byte* at, std::size_t bytes) { wire.bytes(at, bytes); });
+      each_part(signal, group, to, send);
+      return some;
     }
     each_block(signal, to, [&](LayerParameters const& parameters, std::byte* gradients) {
       for (std::size_t i = 0; i < parameters.count(); ++i)
-        wire.bytes(gradients + parameters.range(i).first, parameters.value_bytes(i));
+        send(gradients + parameters.range(i).first, parameters.value_bytes(i));
     });
     bool const vote = votes(signal);
     int const rank = program().signals[signal].sender;
     if ((vote || machine.model.shards) && machine.model.options.clip_norm)
       squares(wire, rank, vote, to);
     if (vote) results(wire, rank);
+    return some;
   }
 
   /// The blocks of gradients that are sent at the end of a rank's backward: its own to the stage's

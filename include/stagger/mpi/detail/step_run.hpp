@@ -144,9 +144,9 @@ class StepRun {
     std::size_t const pool = routes_.pool(codec_, which, given_[which]);
     for (int const& receiver : routes_.receivers(which)) {
       auto message = channels_.blank(pool);
-      codec_.write(message->payload, which, in, placement_->runs(receiver));
-      sent_.count(rank.number, codec_.kind(which, in.group, placement_->runs(receiver)),
-                  {1, message->payload.size()});
+      TrafficKind const kind =
+          codec_.write(message->payload, which, in, placement_->runs(receiver));
+      sent_.count(rank.number, kind, {1, message->payload.size()});
       channels_.post(std::move(message), round_.stamp(), which, &receiver, 1);
     }
     if (vote) cast_vote();
