@@ -4,10 +4,9 @@
 ///         finalised by the one that initialised it.
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <thread>
 
+#include <stagger/core/backoff.hpp>
 #include <stagger/mpi/error.hpp>
 
 namespace stagger::mpi {
@@ -124,16 +123,11 @@ class Session {
   [[nodiscard]] bool all_came() const noexcept {
     MPI_Request request = MPI_REQUEST_NULL;
     if (MPI_Ibarrier(closing_, &request) != MPI_SUCCESS) return false;
-    auto const start = std::chrono::steady_clock::now();
-    for (int done = 0;;) {
+    stagger::detail::Backoff waiting(std::chrono::microseconds(0), std::chrono::milliseconds(1));
+    for (int done = 0;; waiting.pause()) {
       if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
       if (done != 0) return true;
-      std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - start;
-      if (detail::peers_may_be_lost && waited.count() >= farewell_s_) return false;
-      if (waited < std::chrono::milliseconds(1))
-        std::this_thread::yield();
-      else
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (detail::peers_may_be_lost && waiting.waited_s() >= farewell_s_) return false;
     }
   }
 

@@ -6,14 +6,13 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/backoff.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/mpi/session.hpp>
@@ -152,12 +151,12 @@ class Outbox {
 
   /// Waits, for at most so long, until all posted messages have been sent.
   void flush(double seconds) {
-    auto const start = std::chrono::steady_clock::now();
-    for (reap(); !under_way_.empty(); reap()) {
-      auto const waited = std::chrono::steady_clock::now() - start;
-      if (std::chrono::duration<double>(waited).count() >= seconds) return;
-      std::this_thread::yield();
-    }
+    auto const sent = [this] {
+      reap();
+      return under_way_.empty();
+    };
+    stagger::detail::Backoff const yields(std::chrono::microseconds(0), std::chrono::seconds(1));
+    if (!stagger::detail::wait_until(sent, seconds, yields)) return;
     for (Pool& pool : pools_)
       for (auto& message : pool.spare) message->payload.reserve(pool.bytes);
   }
