@@ -162,6 +162,14 @@ struct ReplicaRank {
   List<double> uncounted;  // [microbatches] losses that do not count
 };
 
+/// The rows of a share of a microbatch that has `count` of them.
+[[nodiscard]] inline RowRange rows_of(std::size_t count, RowShare const& share) noexcept {
+  auto const border = [&](std::uint64_t before) {  // floor(count * before / total), no overflow
+    return count / share.total * before + count % share.total * before / share.total;
+  };
+  return {border(share.before), border(share.before + share.own)};
+}
+
 /// The rows of a cell.
 struct CellRows {
   List<RowRange> rows;           // [microbatches]

@@ -154,16 +154,6 @@ struct Replication : ReplicaChecks {
     machine.run.ranks[rank].context.set_layer_offsets(offsets.data());
   }
 
-  /// floor(count * share / total), computed without overflow.
-  static std::size_t border(std::size_t count, std::uint64_t share, std::uint64_t total) {
-    return count / total * share + count % total * share / total;
-  }
-
-  static RowRange rows_of(std::size_t count, RowShare const& share) {
-    return {border(count, share.before, share.total),
-            border(count, share.before + share.own, share.total)};
-  }
-
   [[gnu::cold]] static void begin_step(Machine& machine) {
     ReplicaRun& run = *machine.run.replica_run;
     GroupingDecision::begin_step(machine);

@@ -40,6 +40,5 @@ namespace stagger::detail {
 extern template std::shared_ptr<Session> make_session(host::Threads const&, List<Layer>, Setup&);
 }
 #else
-#include <stagger/engine/make_session.hpp>
 #include <stagger/host/detail/threads_backend.hpp>
 #endif

@@ -56,6 +56,5 @@ extern template std::shared_ptr<Session> make_session(sim::VirtualClock const&, 
                                                       Setup&);
 }
 #else
-#include <stagger/engine/make_session.hpp>
 #include <stagger/sim/detail/virtual_clock_backend.hpp>
 #endif

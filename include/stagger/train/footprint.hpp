@@ -14,7 +14,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replicas.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/model/context.hpp>
 #include <stagger/parameters/layer_shape.hpp>
 #include <stagger/program/program.hpp>
@@ -157,8 +157,7 @@ template <class FootprintOf>
     Cell const& cell = program.cells[c];
     auto const rank = static_cast<std::size_t>(cell.rank);
     auto const own_rows = [&](std::size_t m) {
-      using detail::Replication;
-      return Replication::rows_of(rows[m], cell.rows).count();
+      return detail::rows_of(rows[m], cell.rows).count();
     };
     Footprint const& any = footprint(own_rows(0));
     IndexRange const layers = detail::layers_of(cuts, cell.stage, any.layers.size());

@@ -22,6 +22,9 @@
 #include <stagger/train/detail/refusal.hpp>  // early, which keeps what a compiler says short
 #include <stagger/train/one_device.hpp>
 #include <stagger/train/trainer.hpp>
+#ifndef STAGGER_SEPARATE_COMPILATION
+#include <stagger/engine/make_session.hpp>
+#endif
 
 namespace stagger {
 
