@@ -46,7 +46,7 @@ class ProcessesBackend {
         join_deadline_s_(device.join_deadline_s),
         world_(detail::callable(device.processes, device.places(), places), join_deadline_s_),
         channels_(detail::duplicate(device.processes, join_deadline_s_)),
-        sent_(codec_, channels_),
+        sent_(machine, channels_),
         steps_(codec_, channels_, sums_, sent_, world_.spin()) {
     machine.outside({this,
                      [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {

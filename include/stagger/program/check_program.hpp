@@ -129,8 +129,7 @@ class ProgramCheck {
       SignalEnds const& ends = program_.signals[signal];
       state_.note_give(signal);
       if (ends.edge >= 0) slots_->require_announced(signal);
-      if (ends.gradients >= 0 || ends.sums >= 0)
-        gradients_->require_announced(ends, state_.given(signal) - 1);
+      if (ends.of_group()) gradients_->require_announced(ends, state_.given(signal) - 1);
     }
   }
 

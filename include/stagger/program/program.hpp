@@ -388,6 +388,8 @@ struct SignalEnds {
   int gradients = -1;  ///< a cell, whose gradients it announces: the k-th time those of the k-th
                        ///< group of the stage; holder p of n of the stage takes part p of n
   int sums = -1;       ///< a cell, whose rank has added up its part of the k-th group
+  /// Whether it is given once for each gradient group.
+  [[nodiscard]] constexpr bool of_group() const noexcept { return gradients >= 0 || sums >= 0; }
 };
 
 /// One iteration, ready to run.

@@ -7,6 +7,7 @@
 /// Messages between two processes must stay in order.
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -71,12 +72,13 @@ template <template <class...> class List, class... L> struct PortTypes<List<L...
       make_port_type<typename LayerTraits<L>::Layer::Output>()...};
 };
 
-/// The signals that announce a value, where it lies, and its bytes.
+/// The signals that announce a value, where it lies, and its bytes; what ranks report at their end.
 class EdgeValues {
  public:
   EdgeValues(Machine& machine, PortType const* types, std::size_t count)
       : machine_(machine), ports_(types), port_count_(count) {}
 
+  [[nodiscard]] Program const& program() const noexcept { return machine_.program(); }
   /// Signals below this one may announce a value.
   [[nodiscard]] std::size_t signals() const noexcept {
     return (program().cells.size() + program().row_edges.size()) * signals_per_edge;
@@ -173,8 +175,30 @@ class EdgeValues {
           "of tensors, vectors and numbers, or specialise stagger::Portable for it");
   }
 
+  /// The results of a rank of the last stage for the caller of the step: losses or outputs. Members
+  /// of a group have the same results; those of the first one are taken.
+  template <class Wire> void results(Wire wire, std::integral auto rank) const {
+    stagger::detail::StepArguments const& arguments = *machine_.run.ranks[rank].arguments;
+    for (Instruction const& in : program().ranks[rank].code) {
+      Cell const& cell = program().cells[in.cell];
+      if (in.op != Op::forward || !cell.last() || cell.member != 0) continue;
+      auto const m = in.microbatch;
+      if (arguments.losses != nullptr) wire.number(arguments.losses[m]);
+      if (arguments.outputs.first != nullptr)
+        wire.value(port(*machine_.run.cells[in.cell].back->ops->output, "output"),
+                   arguments.outputs[m]);
+    }
+  }
+  template <class Wire> void spans(Wire wire, std::integral auto rank) const {
+    auto& own = machine_.run.ranks[rank];
+    std::size_t count = own.spans.size();
+    wire.number(own.peak_in_flight);
+    wire.number(count);
+    own.spans.resize(count);
+    wire.bytes(own.spans.data(), count * sizeof(schedule::Span));
+  }
+
  private:
-  [[nodiscard]] Program const& program() const noexcept { return machine_.program(); }
   /// Whether a signal that announces a value goes forward.
   [[nodiscard]] static bool is_forward(std::uint32_t signal) noexcept {
     return static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;

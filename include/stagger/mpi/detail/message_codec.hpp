@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The bytes that go with a signal to a rank in another process.
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,8 +13,6 @@
 
 namespace stagger::mpi::detail {
 
-using stagger::detail::StepArguments;
-
 /// Writes and reads the bytes of messages between processes.
 struct MessageCodec : HeldParameters {
   MessageCodec(Machine& whose, PortType const* types, std::size_t count)
@@ -24,12 +21,6 @@ struct MessageCodec : HeldParameters {
   /// Whether a signal says that its sender has finished and can no longer fail.
   [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
     return commits() && is_done(signal);
-  }
-  /// Whether a signal is sent with the gradients of a group, or with their sums, which differ each
-  /// time that it is given.
-  [[nodiscard]] bool carries_group(std::uint32_t signal) const noexcept {
-    SignalEnds const& ends = program().signals[signal];
-    return ends.gradients >= 0 || ends.sums >= 0;
   }
 
   /// Writes what is sent with a signal, right after `in`.
@@ -46,29 +37,6 @@ struct MessageCodec : HeldParameters {
   /// @param own  [ranks] whether this process runs the rank
   void read(ByteReader& in, std::uint32_t signal, bool const* own) const {
     if (!edges.read(in, signal, own)) gradients(Reading{in}, signal, 0, own);
-  }
-
-  /// The results of a rank of the last stage for the caller of the step: losses or outputs. Members
-  /// of a group have the same results; those of the first one are taken.
-  template <class Wire> void results(Wire wire, std::integral auto rank) const {
-    StepArguments const& arguments = *machine.run.ranks[rank].arguments;
-    for (Instruction const& in : program().ranks[rank].code) {
-      Cell const& cell = program().cells[in.cell];
-      if (in.op != Op::forward || !cell.last() || cell.member != 0) continue;
-      auto const m = in.microbatch;
-      if (arguments.losses != nullptr) wire.number(arguments.losses[m]);
-      if (arguments.outputs.first != nullptr)
-        wire.value(edges.port(*machine.run.cells[in.cell].back->ops->output, "output"),
-                   arguments.outputs[m]);
-    }
-  }
-  template <class Wire> void spans(Wire wire, std::integral auto rank) const {
-    auto& own = machine.run.ranks[rank];
-    std::size_t count = own.spans.size();
-    wire.number(own.peak_in_flight);
-    wire.number(count);
-    own.spans.resize(count);
-    wire.bytes(own.spans.data(), count * sizeof(schedule::Span));
   }
 
   EdgeValues edges;
@@ -96,7 +64,7 @@ struct MessageCodec : HeldParameters {
       wire.bytes(at, bytes);
       some = some || bytes != 0;
     };
-    if (carries_group(signal)) {
+    if (program().signals[signal].of_group()) {
       wire.number(group);
       each_part(signal, group, to, send);
       return some;
@@ -109,7 +77,7 @@ struct MessageCodec : HeldParameters {
     int const rank = program().signals[signal].sender;
     if ((vote || machine.model.shards) && machine.model.options.clip_norm)
       squares(wire, rank, vote, to);
-    if (vote) results(wire, rank);
+    if (vote) edges.results(wire, rank);
     return some;
   }
 

@@ -12,7 +12,7 @@
 
 #include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/channels.hpp>
-#include <stagger/mpi/detail/message_codec.hpp>
+#include <stagger/mpi/detail/edge_values.hpp>
 #include <stagger/mpi/detail/placement.hpp>
 #include <stagger/program/traffic.hpp>
 
@@ -20,8 +20,9 @@ namespace stagger::mpi::detail {
 
 class Routes {
  public:
-  void find(MessageCodec const& codec, Placement const& placement) {
-    auto const& program = codec.program();
+  void find(EdgeValues const& values, Placement const& placement) {
+    auto const& program = values.program();
+    program_ = &program;
     found_.clear();
     given_.assign(program.signals.size(), 0);
     for (int r = 0; r < placement.ranks(); ++r) {
@@ -48,10 +49,10 @@ class Routes {
       first_receiver_.push_back(receivers_.size());
       if (given_[which] == 0 || count == 0) continue;
       first_pool_[which] = pools_.size() + 1;
-      if (codec.carries_group(which))
+      if (program.signals[which].of_group())
         pools_.insert(pools_.end(), given_[which], count);
       else
-        pools_.push_back(count * codec.edges.under_way(which, given_[which]));
+        pools_.push_back(count * values.under_way(which, given_[which]));
     }
   }
   /// Adds a pool. @return its number
@@ -67,14 +68,14 @@ class Routes {
   }
   /// The pool of messages that a signal of this process uses when it is given for the `time`th
   /// time, counted from 1. Groups of gradients differ in size, and so have pools of their own.
-  [[nodiscard]] std::size_t pool(MessageCodec const& codec, std::uint32_t which,
-                                 std::uint32_t time) const {
-    return first_pool_[which] + (codec.carries_group(which) ? time - 1 : 0);
+  [[nodiscard]] std::size_t pool(std::uint32_t which, std::uint32_t time) const {
+    return first_pool_[which] + (program_->signals[which].of_group() ? time - 1 : 0);
   }
   /// The most messages of pools 1, 2, ... that are in transit at a time.
   [[nodiscard]] std::vector<std::size_t> const& pools() const noexcept { return pools_; }
 
  private:
+  Program const* program_ = nullptr;
   std::vector<std::pair<std::uint32_t, int>> found_{};  // signals, and processes that wait for them
   std::vector<std::size_t> given_{};                    // [signals] how often, by this process
   std::vector<std::size_t> first_receiver_{};           // [signals + 1]
@@ -86,16 +87,16 @@ class Routes {
 /// Counts every message that is posted to an outbox, for a machine.
 class SentCounts {
  public:
-  SentCounts(MessageCodec const& codec, Outbox const& outbox) : codec_(codec), outbox_(outbox) {
-    codec.machine.traffic.by_back_end();
+  SentCounts(Machine& machine, Outbox const& outbox) : machine_(machine), outbox_(outbox) {
+    machine.traffic.by_back_end();
   }
 
   /// Counts what a rank sends; for a reducer, it counts for the rank whose gradients it adds up.
   void count(int rank, TrafficKind kind, TrafficCount const& sent) {
-    auto const& program = codec_.program();
+    auto const& program = machine_.program();
     counted_ += sent;
-    codec_.machine.traffic.add(rank < program.computing ? rank : program.ranks[rank].reducer_for,
-                               kind, sent);
+    machine_.traffic.add(rank < program.computing ? rank : program.ranks[rank].reducer_for, kind,
+                         sent);
   }
   /// Called after a step: messages of the process itself count for its first rank.
   void count_rest(Placement const& placement) {
@@ -104,7 +105,7 @@ class SentCounts {
   }
 
  private:
-  MessageCodec const& codec_;
+  Machine& machine_;
   Outbox const& outbox_;
   TrafficCount counted_{};
 };

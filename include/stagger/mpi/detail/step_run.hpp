@@ -74,7 +74,7 @@ class StepRun {
         sent_(sent),
         round_(machine_, channels),
         spin_(spin),
-        reports_(codec, channels) {}
+        reports_(codec, codec.edges, channels) {}
 
   /// @param number  of the round, as every process counts it
   void open(std::uint32_t number) noexcept {
@@ -95,7 +95,7 @@ class StepRun {
     outside_.load(program);
     watch_.load(placement);
     commit_.load(program, placement, machine_.shards());
-    routes_.find(codec_, placement);
+    routes_.find(codec_.edges, placement);
     std::size_t const handed_over =
         routes_.add_pool(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
     channels_.provide(routes_.pools());
@@ -141,7 +141,7 @@ class StepRun {
     bool const vote = codec_.votes(which);
     if (vote) reports_.send_spans(rank, ranks_, round_.stamp());
     if (vote && --votes_ == 0 && !ending_.vote()) return;
-    std::size_t const pool = routes_.pool(codec_, which, given_[which]);
+    std::size_t const pool = routes_.pool(which, given_[which]);
     for (int const& receiver : routes_.receivers(which)) {
       auto message = channels_.blank(pool);
       TrafficKind const kind =

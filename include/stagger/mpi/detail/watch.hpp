@@ -17,7 +17,8 @@
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/channels.hpp>
-#include <stagger/mpi/detail/message_codec.hpp>
+#include <stagger/mpi/detail/edge_values.hpp>
+#include <stagger/mpi/detail/held_parameters.hpp>
 #include <stagger/mpi/detail/placement.hpp>
 #include <stagger/program/describe.hpp>
 #include <stagger/program/program.hpp>
@@ -186,17 +187,18 @@ struct LocalRank {
 /// caller of the step.
 class Reports {
  public:
-  Reports(MessageCodec& codec, Channels& channels) : codec_(codec), channels_(channels) {}
+  Reports(HeldParameters const& held, EdgeValues const& values, Channels& channels)
+      : held_(held), values_(values), channels_(channels) {}
 
   /// If ranks vote to update, their votes also say that they have finished, and carry the results.
-  void begin_step() noexcept { missing_ = codec_.commits() ? 0 : channels_.size() - 1; }
+  void begin_step() noexcept { missing_ = held_.commits() ? 0 : channels_.size() - 1; }
   /// Whether reports of other processes are still missing.
   [[nodiscard]] bool missing() const noexcept { return missing_ != 0; }
 
   /// If steps are recorded: sends the spans of a rank and of its reducer, which has finished too.
   void send_spans(stagger::detail::RankState const& rank, List<LocalRank> const& ranks,
                   Stamp const& stamp) {
-    if (!codec_.machine.options().record) return;
+    if (!held_.machine.options().record) return;
     for (LocalRank const& entry : ranks)
       if (entry.rank == &rank || reducer_for(entry) == rank.number) send_spans(*entry.rank, stamp);
   }
@@ -204,9 +206,9 @@ class Reports {
   void send_results(List<LocalRank> const& ranks, Stamp const& stamp) {
     auto message = channels_.blank();
     for (LocalRank const& entry : ranks) {
-      if (codec_.machine.options().record) send_spans(*entry.rank, stamp);
+      if (held_.machine.options().record) send_spans(*entry.rank, stamp);
       message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
-      codec_.results(Writing{message->payload}, entry.rank->number);
+      values_.results(Writing{message->payload}, entry.rank->number);
     }
     channels_.post_to_all(std::move(message), stamp, notice_of_results);
   }
@@ -222,25 +224,26 @@ class Reports {
     while (in.left() != 0) {
       auto const rank = in.take<std::uint32_t>();
       if (what == notice_of_spans)
-        codec_.spans(Reading{in}, rank);
+        values_.spans(Reading{in}, rank);
       else
-        codec_.results(Reading{in}, rank);
+        values_.results(Reading{in}, rank);
     }
     if (what == notice_of_results) --missing_;
   }
 
  private:
   [[nodiscard]] int reducer_for(LocalRank const& entry) const {
-    return codec_.program().ranks[entry.rank->number].reducer_for;
+    return held_.program().ranks[entry.rank->number].reducer_for;
   }
   void send_spans(stagger::detail::RankState const& rank, Stamp const& stamp) {
     auto message = channels_.blank();
     message->payload.add(static_cast<std::uint32_t>(rank.number));
-    codec_.spans(Writing{message->payload}, rank.number);
+    values_.spans(Writing{message->payload}, rank.number);
     channels_.post_to_all(std::move(message), stamp, notice_of_spans);
   }
 
-  MessageCodec& codec_;
+  HeldParameters const& held_;
+  EdgeValues const& values_;
   Channels& channels_;
   int missing_ = 0;  // processes that have not finished
 };
