@@ -17,7 +17,6 @@
 
 #include <stagger/core/backoff.hpp>
 #include <stagger/core/fixed_array.hpp>
-#include <stagger/cuda/detail/graph_cache.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/program/describe.hpp>
 
@@ -156,8 +155,8 @@ class WaitPolicy {
 class InFlight {
  public:
   /// @param slots  iterations that may be in flight
-  InFlight(Streams& streams, GraphCache& graphs, int slots)
-      : streams_(streams), graphs_(graphs), wait_policy_(streams), all_(std::max(slots, 0)) {
+  InFlight(Streams& streams, int slots)
+      : streams_(streams), wait_policy_(streams), all_(std::max(slots, 0)) {
     if (slots < 1)
       raise(Errc::bad_configuration, "the host cannot be ", slots,
             " steps ahead of its GPUs; use at least 1");
@@ -177,11 +176,11 @@ class InFlight {
     all_[slot] = {};
   }
   void replays() noexcept { all_[slot_].replayed = true; }
+  [[nodiscard]] bool replayed(std::size_t slot) const noexcept { return all_[slot].replayed; }
   /// The iteration has been enqueued.
   void went(bool decided) noexcept {
     all_[slot_].enqueued = true;
     all_[slot_].decided = decided;
-    graphs_.went(slot_, all_[slot_].replayed);
   }
 
   [[nodiscard]] bool finished(std::size_t slot) const noexcept {
@@ -243,7 +242,6 @@ class InFlight {
       lose(std::move(failure), decided);
       abort();
     }
-    graphs_.went(Streams::none, false);
     return !stuck_ && !decided && !corrupted_;
   }
 
@@ -284,11 +282,9 @@ class InFlight {
     stuck_ = stuck_ || !wait_policy_.let_end([&] {
       return streams_.idle() && (processes == nullptr || processes->idle());
     });
-    graphs_.drop();
   }
 
   Streams& streams_;
-  GraphCache& graphs_;
   WaitPolicy wait_policy_;
   FixedArray<Iteration> all_;
   std::size_t slot_ = 0;       // of the current iteration
