@@ -12,7 +12,7 @@
 #      is an error without -std=c++20, does so first.
 #   7. What lies in a folder's detail/ is included by that folder alone; of the umbrellas, by separate.hpp; and nccl is
 #      built on cuda's. Examples and benchmarks include no such header.
-#   8. A header is at most ${deepest} includes above the lowest one.
+#   8. The longest chain of includes has at most ${deepest} headers.
 #   9. A friend is defined in the header that names it.
 #   10. engine, program, train and the detail/ of each have at most 20 headers and 4000 lines.
 #   11. No class is longer than 250 lines, from its first line to its closing };
@@ -217,9 +217,9 @@ foreach(folder IN LISTS folders)
   endif()
 endforeach()
 
-# How many includes each header is above the lowest: found again and again, from what it includes, until nothing rises.
+# How many headers the longest chain has that ends in each: found again and again, from what it includes, until nothing rises.
 foreach(header IN LISTS headers)
-  set(height_${header} 0)
+  set(height_${header} 1)
 endforeach()
 set(rises TRUE)
 set(rounds 0)
@@ -247,7 +247,7 @@ while(rises)
 endwhile()
 foreach(header IN LISTS headers)
   if(height_${header} GREATER deepest)
-    fault("${header} is ${height_${header}} includes above the lowest header; ${deepest} are allowed")
+    fault("${header} ends a chain of includes with ${height_${header}} headers; ${deepest} are allowed")
   endif()
 endforeach()
 
