@@ -145,10 +145,10 @@ class Enqueuer {
       if (machine_.failed()) return;
       auto& rank = ranks[issue.rank];
       Instruction const& in = rank.begin[issue.index];
-      if (in.op == Op::reduce && group_sums_.apart(in.cell)) add_up(issue.rank, in);
+      if (reduces(in.op) && group_sums_.apart(in.cell)) add_up(issue.rank, in);
       if (streams_.own(issue.rank))
         execute(rank, issue.rank, in);
-      else if (in.op == Op::update)
+      else if (ends_step(in.op) && updates(in.op))
         updates_.push_back({nullptr, issue.rank, &in});
       messages_.give(issue, in);
     }
@@ -167,10 +167,10 @@ class Enqueuer {
 
   void execute(stagger::detail::RankState& rank, std::size_t r, Instruction const& in) {
     messages_.await(rank, r, in);
-    if (in.op == Op::update) return updates_.push_back({&rank, r, &in});
-    if (in.op == Op::reduce && group_sums_.apart(in.cell)) return group_sums_.await(r, in);
+    if (ends_step(in.op) && updates(in.op)) return updates_.push_back({&rank, r, &in});
+    if (reduces(in.op) && group_sums_.apart(in.cell)) return group_sums_.await(r, in);
     AtPlace const here(streams_.place_of(r));
-    if (in.op == Op::finish) {
+    if (ends_step(in.op) && adds_up(in.op)) {
       messages_.await_gradients(r);
       return machine_.finish(r, (*gpus_)[streams_.gpu_of(r)].sums.data());
     }

@@ -252,7 +252,7 @@ struct Replication : ReplicaChecks {
   static bool runs(Machine const& machine, std::size_t rank, std::size_t m) {
     auto const cell = machine.run.replica_run->ranks[rank].last_cell;
     for (Instruction const& in : machine.run.program->ranks[rank].code)
-      if (in.op == Op::forward && in.cell == cell && in.microbatch == m) return true;
+      if (gives_output(in.op) && in.cell == cell && in.microbatch == m) return true;
     return false;
   }
 

@@ -134,7 +134,7 @@ class ProgramCheck {
   }
 
   [[gnu::cold]] void carry_out(Instruction const& in) {
-    if (computes(in.op) || computes_part(in.op)) {
+    if (runs_layers(in.op)) {
       is_forward(in.op) ? run_forward(in) : run_backward(in);
     } else if (gathers_values(in.op)) {
       slots_->gather(in);

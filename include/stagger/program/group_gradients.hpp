@@ -91,9 +91,8 @@ class GradientGrouping {
       Instruction const& in = old.code[i];
       std::size_t const first_wait = wait;
       wait += in.waits;
-      if (in.op == Op::hand_in) continue;
-      if (in.op == Op::finish) {
-        push_finish(rank, in, static_cast<int>(number));
+      if (ends_step(in.op) && !updates(in.op)) {  // nothing is handed in
+        if (adds_up(in.op)) push_finish(rank, in, static_cast<int>(number));
         continue;
       }
       for (std::size_t w = first_wait; w < wait; ++w) {

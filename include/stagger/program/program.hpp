@@ -60,10 +60,16 @@ enum class Op : std::uint8_t {
   return op == Op::backward_part || op == Op::backward_weight_part;
 }
 
-/// Whether it works on a gradient group.
-[[nodiscard]] constexpr bool has_group(Op op) noexcept {
-  return computes_part(op) || op == Op::reduce;
+/// Whether it runs layers of a stage, all or some.
+[[nodiscard]] constexpr bool runs_layers(Op op) noexcept {
+  return computes(op) || computes_part(op);
 }
+
+/// Whether it adds up a gradient group.
+[[nodiscard]] constexpr bool reduces(Op op) noexcept { return op == Op::reduce; }
+
+/// Whether it works on a gradient group.
+[[nodiscard]] constexpr bool has_group(Op op) noexcept { return computes_part(op) || reduces(op); }
 
 /// Whether it takes rows of values between stages.
 [[nodiscard]] constexpr bool gathers_values(Op op) noexcept {
@@ -74,6 +80,9 @@ enum class Op : std::uint8_t {
 [[nodiscard]] constexpr bool gathers(Op op) noexcept {
   return gathers_values(op) || op == Op::gather_target;
 }
+
+/// Whether it makes the stage's output for whoever comes after.
+[[nodiscard]] constexpr bool gives_output(Op op) noexcept { return op == Op::forward; }
 
 /// Whether it makes the gradient of the stage's input.
 [[nodiscard]] constexpr bool gives_input_gradient(Op op) noexcept {
@@ -86,9 +95,7 @@ enum class Op : std::uint8_t {
 }
 
 /// Whether it adds up gradients of several owners of a stage.
-[[nodiscard]] constexpr bool adds_up(Op op) noexcept {
-  return op == Op::finish || op == Op::reduce;
-}
+[[nodiscard]] constexpr bool adds_up(Op op) noexcept { return op == Op::finish || reduces(op); }
 
 /// Whether it is an optimizer step.
 [[nodiscard]] constexpr bool updates(Op op) noexcept { return op == Op::update || op == Op::apply; }

@@ -88,7 +88,7 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
       std::any_of(program.ranks[cell.rank].code.begin(), program.ranks[cell.rank].code.end(),
                   [](Instruction const& in) { return repeats(in.op); });
   for (Instruction const& in : program.ranks[cell.rank].code) {
-    if (in.cell != number || !(computes(in.op) || computes_part(in.op))) continue;
+    if (in.cell != number || !runs_layers(in.op)) continue;
     Footprint const& of = footprint(rows(in.microbatch));
     auto const layer = [&](std::size_t l) -> LayerBytes const& { return of.layers[l]; };
     for (std::size_t l = first; l < end; ++l) scratch = std::max(scratch, layer(l).scratch);
@@ -173,7 +173,7 @@ template <class FootprintOf>
     if (!cell.gathers_target) continue;
     detail::SlotBytes target(1);  // its own rows
     for (Instruction const& in : program.ranks[rank].code)
-      if (in.op == Op::forward && in.cell == c)
+      if (gives_output(in.op) && in.cell == c)
         target.use(0, footprint(own_rows(in.microbatch)).target);
     memory.activations += target.sum();
   }

@@ -183,7 +183,7 @@ class Routes {
       last_uses_.emplace_back(rank.code.size());
       for (std::size_t i = rank.code.size(); i-- > 0;) {
         auto const& in = rank.code[i];
-        if (!computes(in.op) && !computes_part(in.op)) continue;
+        if (!runs_layers(in.op)) continue;
         auto& seen_here = seen[in.cell];
         if (seen_here.size() <= in.microbatch) seen_here.resize(in.microbatch + 1);
         last_uses_.back()[i] = !seen_here[in.microbatch];

@@ -71,7 +71,7 @@ class OverlappedExchange final : public ServerExchange {
   }
 
   bool execute(Machine& machine, Instruction const& in) override {
-    if (in.op == Op::push)
+    if (pushes(in.op))
       push(in);
     else if (in.snapshot())
       pull(machine, in);

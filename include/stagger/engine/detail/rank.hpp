@@ -217,7 +217,7 @@ struct Clock {
 inline void record(RankState& rank, Instruction const& in, double start_s, double end_s) {
   rank.spans.push_back({action_of(in), start_s, end_s, repeats(in.op)});
   if (!rank.cells[in.cell].opens) return;
-  if (in.op == Op::forward) rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
+  if (gives_output(in.op)) rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
   if (gives_weight_gradient(in.op)) --rank.in_flight;
 }
 

@@ -87,11 +87,11 @@ struct ReplicaSums {
     IndexRange const layers = machine.model.layers_of(machine.run.program->groups[in.group]);
     std::size_t const first = machine.model.layers_of(in.stage).first;
     double const start_s = clock();
-    if (in.op != Op::reduce)
+    if (computes_part(in.op))
       run_backward_part(rank, machine.run.cells[in.cell], in, layers.first - first,
                         layers.last - first);
-    if (in.op != Op::reduce && machine.traffic.uneven()) machine.traffic.made(rank, in);
-    for (std::size_t l = layers.last; in.op == Op::reduce && l-- > layers.first;)
+    if (computes_part(in.op) && machine.traffic.uneven()) machine.traffic.made(rank, in);
+    for (std::size_t l = layers.last; reduces(in.op) && l-- > layers.first;)
       add_up(machine.model.parameters[l], machine.run.storage[in.stage], l - first, in);
     if (clock.read != nullptr) note(machine, rank, in, start_s, clock());
   }
@@ -136,18 +136,18 @@ struct ReplicaSums {
     bool const first = is_first_holder(machine.run.program->cells, in.cell);
     if (sums.taking && sums.warmed_up && first) {
       std::size_t const at = sums.steps * sums.groups.size() + in.group;
-      (in.op == Op::reduce ? sums.sum_s : sums.backward_s)[at] = end_s - start_s;
+      (reduces(in.op) ? sums.sum_s : sums.backward_s)[at] = end_s - start_s;
     }
     if (!rank.record) return;
     schedule::Span span;
     span.start_s = start_s;
     span.end_s = end_s;
     span.action = action_of(in);
-    if (in.op == Op::reduce || whole)
+    if (reduces(in.op) || whole)
       rank.spans.push_back(span);
     else
       rank.spans.back().end_s = span.end_s;  // the parts of a backward count as one
-    if (in.op != Op::reduce && group.lowest == 0 && rank.cells[in.cell].opens) --rank.in_flight;
+    if (computes_part(in.op) && group.lowest == 0 && rank.cells[in.cell].opens) --rank.in_flight;
   }
 };
 

@@ -48,7 +48,7 @@ class StepExchange : public ServerExchange {
 
   bool execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
-    if (in.op == Op::pull) {
+    if (!pushes(in.op)) {
       pull(cell);
       return asks_;
     }
@@ -199,7 +199,7 @@ class LocalExchange final : public StepExchange {
   bool execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
     bool const exchanges = (steps_ + 1) % staleness_.push_minibatches == 0;
-    if (in.op == Op::pull) {
+    if (!pushes(in.op)) {
       if (exchanges) pull(cell);
     } else if (exchanges) {
       update(in);

@@ -92,10 +92,10 @@ class StreamExchange final : public ServerExchange {
     for (auto const& rank : program_->ranks)
       for (Instruction const& in : rank.code) {
         CellStream& stream = streams_[in.cell];
-        if (in.op == Op::apply) ++stream.changes;
-        if (in.op == Op::forward)
+        if (updates(in.op)) ++stream.changes;
+        if (gives_output(in.op))
           stream.version_of[in.microbatch] = static_cast<std::uint32_t>(stream.others.size() - 1);
-        if (in.op != Op::pull || !in.snapshot()) continue;
+        if (!exchanges(in.op) || !in.snapshot()) continue;
         stream.others.push_back(0);
         if (!in.last_pull())  // pushes after the snapshot, with the current one and unused ones
           stream.kept = std::max(
@@ -123,9 +123,9 @@ class StreamExchange final : public ServerExchange {
   }
 
   bool execute(Machine& machine, Instruction const& in) override {
-    if (in.op == Op::apply)
+    if (updates(in.op))
       change(machine, in);
-    else if (in.op == Op::push)
+    else if (pushes(in.op))
       push(in);
     else
       pull(in);

@@ -82,7 +82,7 @@ class TrafficCounts {
   /// If `uneven()`, called after each instruction of a rank.
   void made(RankState const& rank, Instruction const& in) {
     StageRun const& run = rank.cells[in.cell];
-    if (in.op == Op::forward)
+    if (gives_output(in.op))
       give(in, true, *run.back->ops->output, run.back->y, in.y);
     else if (gives_gradient(*program_, in))
       give(in, false, *run.front->ops->input, run.dx, in.dx);
@@ -215,7 +215,7 @@ class TrafficCounts {
                                         backward ? program.cells[cell.before].dy_slots : 0, run.dx);
     for (Instruction const& in : program.ranks[cell.rank].code) {
       if (in.cell != c) continue;
-      if (forward && in.op == Op::forward)
+      if (forward && gives_output(in.op))
         count(TrafficKind::activations, output, cell.rank, outputs + in.y);
       if (backward && gives_gradient(program, in))
         count(TrafficKind::gradients, input, cell.rank, gradients + in.dx);
@@ -241,7 +241,7 @@ class TrafficCounts {
     }
     for (auto const& rank : program.ranks)
       for (Instruction const& in : rank.code) {
-        if (!has_group(in.op) || !adds_up(in.op)) continue;
+        if (!reduces(in.op)) continue;
         std::uint64_t part = 0;
         for (std::size_t const l : model.layers_of(program.groups[in.group])) {
           ByteRange const range = model.parameters[l].part(in.part(), in.parts());

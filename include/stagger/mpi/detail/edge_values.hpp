@@ -181,7 +181,7 @@ class EdgeValues {
     stagger::detail::StepArguments const& arguments = *machine_.run.ranks[rank].arguments;
     for (Instruction const& in : program().ranks[rank].code) {
       Cell const& cell = program().cells[in.cell];
-      if (in.op != Op::forward || !cell.last() || cell.member != 0) continue;
+      if (!gives_output(in.op) || !cell.last() || cell.member != 0) continue;
       auto const m = in.microbatch;
       if (arguments.losses != nullptr) wire.number(arguments.losses[m]);
       if (arguments.outputs.first != nullptr)

@@ -136,7 +136,7 @@ class StepRun {
   }
   void give(stagger::detail::RankState& rank, std::uint32_t which) {
     Instruction const& in = *rank.next.load(std::memory_order_relaxed);
-    if (in.op == Op::reduce && sums_.uses(in.stage)) return;  // given by `poll`
+    if (reduces(in.op) && sums_.uses(in.stage)) return;  // given by `poll`
     ++given_[which];
     bool const vote = codec_.votes(which);
     if (vote) reports_.send_spans(rank, ranks_, round_.stamp());
@@ -152,8 +152,8 @@ class StepRun {
     if (vote) cast_vote();
   }
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
-    if (computes(in.op) || computes_part(in.op)) attend();
-    if (in.op == Op::reduce && sums_.uses(in.stage))
+    if (runs_layers(in.op)) attend();
+    if (reduces(in.op) && sums_.uses(in.stage))
       return sums_.begin(codec_, rank, in, watch_.now_s());
     stagger::detail::carry_out(
         machine_, rank, in,

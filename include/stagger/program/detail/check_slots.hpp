@@ -55,7 +55,7 @@ class SlotCheck {
 
   [[gnu::cold]] void keep(Instruction const& in) {
     Slot& slot = write_own(space_kept, in.cell, in.kept);
-    if (recompute_ && in.op == Op::forward) slot.unit = nothing;
+    if (recompute_ && gives_output(in.op)) slot.unit = nothing;
   }
   [[gnu::cold]] void read_kept(Instruction const& in) { read(space_kept, in.cell, in.kept); }
 

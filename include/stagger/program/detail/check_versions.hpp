@@ -46,7 +46,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     }
     Weights& own = cells_[in.cell];
     Held& wanted = own.wanted[in.microbatch];
-    if (in.op == Op::forward) {
+    if (gives_output(in.op)) {
       int const minibatch = static_cast<int>(in.microbatch) / per_update_;
       wanted.updates = staleness_.version(staleness_.policy, minibatch, own.made);
       if (per_push_ != 0)

@@ -39,7 +39,8 @@ struct RankTimes {
       if (program.signals[wait.signal].edge >= 0 && wait.count != 0)
         clock = std::max(clock, given[wait.signal][wait.count - 1]);
     if (in_table(in.op)) own.start.push_back(clock);
-    if (computes(in.op)) clock += in.op == Op::backward ? 2 : 1;
+    bool const whole_backward = gives_input_gradient(in.op) && gives_weight_gradient(in.op);
+    if (computes(in.op)) clock += whole_backward ? 2 : 1;
     if (in_table(in.op)) own.end.push_back(clock);
     for (unsigned g = 0; g < in.signal_count; ++g) given[in.signal[g]].push_back(clock);
   }
