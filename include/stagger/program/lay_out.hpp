@@ -12,7 +12,6 @@
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/detail/lay_out_options.hpp>
-#include <stagger/program/detail/slot_demand.hpp>
 #include <stagger/program/detail/slots.hpp>
 #include <stagger/program/detail/write_instructions.hpp>
 #include <stagger/program/play.hpp>

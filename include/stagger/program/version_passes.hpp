@@ -9,9 +9,9 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/detail/check_versions.hpp>
-#include <stagger/program/detail/write_lone_updates.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/versions.hpp>
 
@@ -42,6 +42,134 @@ namespace stagger::detail {
                                               flow.uses[c].end, flow.length_at(c)});
   return versions;
 }
+
+/// Writes, for each cell, the instructions before and after an action that change its weights: updates
+/// of stages that update alone, and the exchange with a parameter server. A template for the same
+/// reason as HeldVersionCheck.
+/// @tparam Model  StalenessModel
+template <class Model> class LoneUpdateWriter final : public UpdateWriter {
+ public:
+  /// @param versions   [cells] of their weights; none: all stages update together, at the end
+  /// @param staleness  what is pushed to a parameter server, if there is one
+  [[gnu::cold]] LoneUpdateWriter(Dataflow const& flow, FixedArray<Versions> const& versions,
+                                 Model const& staleness)
+      : flow_(flow),
+        versions_(versions),
+        flushes_(versions.size() == 0 || staleness.in_step()),
+        push_minibatches_(flow.training ? staleness.push_minibatches : 0),
+        late_(flow.training && staleness.late != nullptr),
+        immediate_(late_ && staleness.immediate),
+        updates_made_(flow.cells.size()),
+        pulls_made_(flow.cells.size()),
+        awaited_(flow.cells.size()) {}
+
+  [[gnu::cold]] void describe(Program& program) const override {
+    if (!flushes_) program.updates = static_cast<int>(versions_[0].updates.size());
+    program.push_minibatches = push_minibatches_;
+    program.late = late_;  // answers may arrive in the next step
+  }
+  [[gnu::cold]] void before_forward(RankProgram& rank, std::size_t c, std::uint32_t unit) override {
+    if (flushes_)
+      add_correction(rank, c);
+    else
+      add_pulls(rank, c, unit);
+  }
+  [[gnu::cold]] void after_action(RankProgram& rank, std::size_t c,
+                                  std::uint32_t position) override {
+    if (updates_alone(versions_, c)) add_update(rank, c, position);
+    if (corrected_ == 0) return;
+    // The pull takes what has arrived when the forward may begin, not when the rank is free.
+    Instruction& pull = rank.code[corrected_ - 1];
+    pull.waits = std::exchange(rank.code[corrected_].waits, std::uint16_t{0});
+    corrected_ = 0;
+  }
+  [[gnu::cold]] void end_rank(RankProgram& rank, int self) override {
+    if (flushes_ && push_minibatches_ != 0) add_exchange(rank, self);
+    for (std::size_t c = 0; c < versions_.size(); ++c)
+      if (flow_.cells[c].rank == self) add_pulls(rank, c, static_cast<std::uint32_t>(flow_.units));
+  }
+
+ private:
+  /// The update that follows the action at `position`, if there is one.
+  void add_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
+    auto const& updates = versions_[c].updates;
+    std::uint32_t const next = updates_made_[c];
+    if (next == updates.size() || updates[next].position != position) return;
+    ++updates_made_[c];
+    Instruction apply = instruction_on(flow_.cells, c, Op::apply);
+    apply.set_update(next);
+    apply.version = updates[next].from;
+    apply.next_version = updates[next].to;
+    rank.code.push_back(apply);
+    if (push_minibatches_ == 0 || flushes_) return;  // in a step it is pushed at the end
+    auto const per_push = static_cast<std::uint32_t>(push_minibatches_);
+    if ((next + 1) % per_push != 0 && next + 1 != updates.size()) return;
+    Instruction push = apply;
+    push.op = Op::push;
+    push.set_round(next / per_push);
+    rank.code.push_back(push);
+  }
+
+  /// Adds the pulls that make the weights which the forward of a unit is the first to see.
+  void add_pulls(RankProgram& rank, std::size_t c, std::uint32_t unit) {
+    auto const& pulls = versions_[c].pulls;
+    for (; pulls_made_[c] < pulls.size() && pulls[pulls_made_[c]].microbatch == unit;
+         ++pulls_made_[c]) {
+      StagePull const& made = pulls[pulls_made_[c]];
+      Instruction pull = instruction_on(flow_.cells, c, Op::pull);
+      pull.version = made.from;
+      pull.next_version = made.to;
+      bool const last = unit == flow_.units;
+      if (made.snapshot) pull.set_snapshot(made.rounds, made.waves, last);
+      std::uint32_t const count = made.rounds + (last ? 1 : 0);
+      if (made.snapshot && count > awaited_[c]) {
+        awaited_[c] = count;
+        rank.add_wait(pull, outside_signal(c), count);
+      }
+      rank.code.push_back(pull);
+    }
+  }
+
+  /// Adds a pull before the first forward of a step, for late values that have arrived.
+  void add_correction(RankProgram& rank, std::size_t c) {
+    if (!immediate_ || pulls_made_[c]++ != 0) return;
+    rank.code.push_back(instruction_on(flow_.cells, c, Op::pull));
+    corrected_ = rank.code.size();
+  }
+
+  /// Adds a push and a pull after the update of a step, for each stage whose first holder it is.
+  void add_exchange(RankProgram& rank, int self) {
+    for (Op const op : {Op::push, Op::pull})
+      for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
+        if (flow_.cells[c].rank != self || !is_first_holder(flow_.cells, c)) continue;
+        Instruction in = instruction_on(flow_.cells, c, op);
+        if (op == Op::pull) in.set_snapshot(0, 0, false);
+        if (std::uint32_t const count = answers_for(in); count != 0)
+          rank.add_wait(in, outside_signal(c), count);
+        rank.code.push_back(in);
+      }
+  }
+
+  /// Program::answers_for of a step.
+  [[nodiscard]] std::uint32_t answers_for(Instruction const& in) const {
+    return (in.op == Op::pull ? 1U : 0U) + (late_ ? 1U : 0U);
+  }
+  [[nodiscard]] std::uint32_t outside_signal(std::size_t c) const {
+    return flow_.handed_in() + 2 * static_cast<std::uint32_t>(flow_.ranks()) +
+           static_cast<std::uint32_t>(c);
+  }
+
+  Dataflow const& flow_;
+  FixedArray<Versions> const& versions_;
+  bool flushes_;
+  int push_minibatches_;
+  bool late_;
+  bool immediate_;
+  std::size_t corrected_ = 0;         // forward behind a pull of late values; 0: none
+  List<std::uint32_t> updates_made_;  // [cells] in the instructions written so far
+  List<std::uint32_t> pulls_made_;    // likewise
+  List<std::uint32_t> awaited_;       // [cells] rounds of the last wait for the server
+};
 
 template <class Model> VersionPasses const* version_passes() noexcept {
   static constexpr VersionPasses passes{

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/program/detail/slot_demand.hpp>
+#include <stagger/program/detail/slots.hpp>
 
 #include "catch.hpp"
 

@@ -15,7 +15,6 @@
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/detail/messages.hpp>
 #include <stagger/program/detail/slots.hpp>
-#include <stagger/program/detail/write_updates.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/versions.hpp>
 #include <stagger/schedule/table.hpp>
