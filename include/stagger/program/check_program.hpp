@@ -9,6 +9,7 @@
 
 #include <stagger/core/algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/check_gradients.hpp>
 #include <stagger/program/detail/check_slots.hpp>
@@ -220,12 +221,11 @@ class ProgramCheck {
   }
 
   [[gnu::cold]] void require_all() {
-    auto const& cells = program_.cells;
     int stages = 0;
-    for (std::size_t c = 0, end = 0; c < cells.size(); c = end, ++stages) {
-      while (end < cells.size() && cells[end].stage == cells[c].stage) ++end;
-      require_stage_done(c, end);
-    }
+    each_stage(program_, [&](int, IndexRange cells) {
+      require_stage_done(cells);
+      ++stages;
+    });
     for (int r = 0; r < program_.computing; ++r) {
       state_.at(r, program_.ranks[r].code.size());
       if (next_action() != nullptr) state_.refuse("ends before all that the table says is done");
@@ -237,19 +237,18 @@ class ProgramCheck {
     state_.require_all_awaited();
   }
 
-  /// Requires that every microbatch has run once on one of the stage's cells, [first, end), and on
-  /// its replicas.
-  [[gnu::cold]] void require_stage_done(std::size_t first, std::size_t end) {
+  /// Requires that every microbatch has run once on one of a stage's cells, and on its replicas.
+  [[gnu::cold]] void require_stage_done(IndexRange cells) {
     std::uint8_t const all =
         program_.training ? forward_done | gradient_done | all_done : forward_done;
-    for (std::size_t c = first; c < end; ++c) {
+    for (std::size_t const c : cells) {
       int const rank = program_.cells[c].rank;
       state_.at(rank, program_.ranks[rank].code.size());
       versions_->require_last(c);
     }
     for (std::size_t u = 0; u < state_.units; ++u) {
       int times = 0;
-      for (std::size_t c = first; c < end; ++c) {
+      for (std::size_t const c : cells) {
         std::uint8_t const done = done_[c * state_.units + u];
         if (done != 0 && done != all)
           state_.refuse("leaves microbatch ", u, " of stage ", program_.cells[c].stage,
@@ -257,7 +256,7 @@ class ProgramCheck {
         if (done != 0 && program_.cells[c].replica == 0) ++times;
       }
       if (times != 1)
-        state_.refuse("ends, when stage ", program_.cells[first].stage, " was done ", times,
+        state_.refuse("ends, when stage ", program_.cells[cells.first].stage, " was done ", times,
                       " times for microbatch ", u);
     }
   }

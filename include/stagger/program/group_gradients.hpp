@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/program.hpp>
 
@@ -27,21 +28,20 @@ class GradientGrouping {
         chain_squares_(chain_squares),
         by_library_(by_library),
         inner_(program.signals.size() - (program.exchanges() ? program.cells.size() : 0)) {
-    auto const& cells = program.cells;
-    for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
-      if (cells[c].stage != cells[first].stage) first = c;
-      Holding own;
-      own.first = own.end = first;
-      while (own.end < cells.size() && cells[own.end].stage == cells[c].stage) ++own.end;
-      while (own.group < groups.size() && groups[own.group].stage != cells[c].stage) ++own.group;
+    each_stage(program, [&](int stage, IndexRange cells) {
+      Holding own{cells.first, cells.last};
+      while (own.group < groups.size() && groups[own.group].stage != stage) ++own.group;
       while (own.group + own.groups < groups.size() &&
-             groups[own.group + own.groups].stage == cells[c].stage)
+             groups[own.group + own.groups].stage == stage)
         ++own.groups;
-      auto const& code = program.ranks[cells[c].rank].code;
-      for (std::size_t i = 0; i < code.size(); ++i)
-        if (gives_weight_gradient(code[i].op) && code[i].cell == c) own.last_backward = i;
-      held_.push_back(own);
-    }
+      for (std::size_t const c : cells) {
+        auto const& code = program.ranks[program.cells[c].rank].code;
+        own.last_backward = 0;
+        for (std::size_t i = 0; i < code.size(); ++i)
+          if (gives_weight_gradient(code[i].op) && code[i].cell == c) own.last_backward = i;
+        held_.push_back(own);
+      }
+    });
   }
 
   [[gnu::cold]] Program make() {

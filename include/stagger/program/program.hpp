@@ -437,4 +437,23 @@ struct Program {
   }
 };
 
+namespace detail {
+
+/// Calls `visit(stage, cells)` for every stage of a program.
+template <class Visit> void each_stage(Program const& program, Visit visit) {
+  auto const& cells = program.cells;
+  for (std::size_t first = 0, last = 0; first < cells.size(); first = last) {
+    while (last < cells.size() && cells[last].stage == cells[first].stage) ++last;
+    visit(cells[first].stage, IndexRange{first, last});
+  }
+}
+[[nodiscard]] inline IndexRange cells_of(Program const& program, int stage) {
+  IndexRange found;
+  each_stage(program, [&](int s, IndexRange cells) {
+    if (s == stage) found = cells;
+  });
+  return found;
+}
+
+}  // namespace detail
 }  // namespace stagger

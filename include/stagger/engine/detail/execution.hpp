@@ -57,22 +57,6 @@ struct EndOfStep {
   bool updated = false;  // it has updated them, and their former values are saved
 };
 
-/// Calls `visit(stage, cells)` for every stage of a program.
-template <class Visit> void each_stage(Program const& program, Visit visit) {
-  auto const& cells = program.cells;
-  for (std::size_t first = 0, last = 0; first < cells.size(); first = last) {
-    while (last < cells.size() && cells[last].stage == cells[first].stage) ++last;
-    visit(cells[first].stage, IndexRange{first, last});
-  }
-}
-[[nodiscard]] inline IndexRange cells_of(Program const& program, int stage) {
-  IndexRange found;
-  each_stage(program, [&](int s, IndexRange cells) {
-    if (s == stage) found = cells;
-  });
-  return found;
-}
-
 inline Places places(Slots const& slots, SlotType const& type) {
   return {static_cast<std::byte*>(slots.count() == 0 ? nullptr : slots[0]), type.stride};
 }
@@ -146,7 +130,7 @@ struct Execution {
 
   /// Takes over what the caller has written into copies of parameters.
   [[gnu::cold]] void take_back(ModelState& model) {
-    if (model.grouped != nullptr) model.grouped->put_back(model);
+    if (model.grouped != nullptr) model.grouped->ops->put_back(model);
     for (auto& layer : model.parameters) layer.take_back();
     for (std::size_t s = 0; s < storage.size(); ++s)
       for (auto* owner = storage[s].next.get(); owner != nullptr; owner = owner->next.get())

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
@@ -230,15 +231,15 @@ class TrafficCounts {
 
   /// Finds the messages with gradients of parameters, to the rank that adds them up.
   [[gnu::cold]] void find_sums(Program const& program, ModelState const& model) {
-    auto const& cells = program.cells;
-    for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
-      if (cells[c].stage != cells[first].stage) first = c;
-      if (!program.groups.empty() || cells[c].rank == cells[first].rank) continue;
+    each_stage(program, [&](int stage, IndexRange cells) {
+      if (!program.groups.empty()) return;
       std::uint64_t sum = 0;
-      for (std::size_t const l : model.layers_of(cells[c].stage))
-        sum += model.parameters[l].sent_bytes();
-      step_.add(cells[c].rank, TrafficKind::gradient_sums, {1, sum});
-    }
+      for (std::size_t const l : model.layers_of(stage)) sum += model.parameters[l].sent_bytes();
+      int const to = program.cells[cells.first].rank;
+      for (std::size_t const c : cells)
+        if (int const rank = program.cells[c].rank; rank != to)
+          step_.add(rank, TrafficKind::gradient_sums, {1, sum});
+    });
     for (auto const& rank : program.ranks)
       for (Instruction const& in : rank.code) {
         if (!reduces(in.op)) continue;
@@ -247,9 +248,10 @@ class TrafficCounts {
           ByteRange const range = model.parameters[l].part(in.part(), in.parts());
           part += range.last - range.first;
         }
-        for (std::size_t c = 0, holder = 0; c < cells.size(); ++c)
-          if (cells[c].stage == in.stage && holder++ != in.part())
-            step_.add(cells[c].rank, TrafficKind::gradient_sums, {1, part});
+        IndexRange const cells = cells_of(program, in.stage);
+        for (std::size_t const c : cells)
+          if (c - cells.first != in.part())
+            step_.add(program.cells[c].rank, TrafficKind::gradient_sums, {1, part});
       }
   }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/check_state.hpp>
 #include <stagger/program/detail/lay_out_options.hpp>
@@ -23,12 +24,9 @@ class GradientCheck {
         options_(options),
         cells_(state.program.cells.size()),
         ranks_(state.program.ranks.size()) {
-    auto const& cells = state.program.cells;
-    for (std::size_t c = 0; c < cells.size(); ++c) {
-      Holder& own = cells_[c];
-      own.first = is_first_holder(cells, c) ? c : cells_[c - 1].first;
-      for (std::size_t d = own.first; d <= c; ++d) cells_[d].end = c + 1;
-    }
+    each_stage(state.program, [&](int, IndexRange cells) {
+      for (std::size_t const c : cells) cells_[c].first = cells.first, cells_[c].end = cells.last;
+    });
   }
   GradientCheck(GradientCheck const&) = delete;
   GradientCheck& operator=(GradientCheck const&) = delete;
