@@ -14,7 +14,6 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/group_parameters.hpp>
-#include <stagger/engine/detail/replica_sums.hpp>
 #include <stagger/engine/detail/split_ops.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/machine.hpp>
