@@ -30,18 +30,10 @@ template void detail::LayerParameters::update(optimizer::AdamW const&,
 template void detail::LayerParameters::update(optimizer::Sgd const&,
                                               detail::UpdateStep const&) noexcept;
 
-template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::LocalExchange>(
-    std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::OverlappedExchange>(
-    std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::StepExchange>(
-    std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::StreamExchange>(
-    std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
+template detail::MakeExchange detail::make_exchange<detail::LocalExchange>;
+template detail::MakeExchange detail::make_exchange<detail::OverlappedExchange>;
+template detail::MakeExchange detail::make_exchange<detail::StepExchange>;
+template detail::MakeExchange detail::make_exchange<detail::StreamExchange>;
 
 template struct detail::MachineFacts<detail::Machine>;
 template detail::VersionPasses const* detail::version_passes<StalenessModel>() noexcept;

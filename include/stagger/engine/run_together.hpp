@@ -65,18 +65,10 @@ class Steps {
 namespace detail {
 
 #ifdef STAGGER_SEPARATE_COMPILATION
-extern template std::unique_ptr<Exchange> make_exchange<LocalExchange>(
-    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-extern template std::unique_ptr<Exchange> make_exchange<OverlappedExchange>(
-    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-extern template std::unique_ptr<Exchange> make_exchange<StepExchange>(
-    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
-extern template std::unique_ptr<Exchange> make_exchange<StreamExchange>(
-    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
-    std::shared_ptr<void const> const&);
+extern template MakeExchange make_exchange<LocalExchange>;
+extern template MakeExchange make_exchange<OverlappedExchange>;
+extern template MakeExchange make_exchange<StepExchange>;
+extern template MakeExchange make_exchange<StreamExchange>;
 #endif
 
 template <> struct ExchangeTable<WithServer> {

@@ -56,13 +56,15 @@ struct PlacementCall {
   std::vector<int> (*place)(void const* placement, int ranks, int places) = nullptr;
 };
 
+/// @param kept  keeps what the staleness model and the optimizer point into
+using MakeExchange = std::unique_ptr<Exchange>(std::shared_ptr<ParameterLink> const&, Machine&,
+                                               StalenessModel const&,
+                                               std::shared_ptr<void const> const& kept);
+
 /// The pipeline's parameter server, and how it is used; none: the pipeline trains alone.
 struct ServerChoice {
   std::shared_ptr<ParameterLink> link{};
-  /// `detail::make_exchange`, by address.
-  std::unique_ptr<Exchange> (*make)(std::shared_ptr<ParameterLink> const&, Machine&,
-                                    StalenessModel const&,
-                                    std::shared_ptr<void const> const& kept) = nullptr;
+  MakeExchange* make = nullptr;  // make_exchange
 };
 
 class LocalExchange;
