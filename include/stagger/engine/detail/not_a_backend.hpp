@@ -24,16 +24,6 @@
 
 namespace stagger::detail {
 
-/// The requirements of a session on every back end.
-template <class B>
-concept Backend = requires(B& backend, std::vector<int> const& place, std::coroutine_handle<> then,
-                           std::exception_ptr failure) {
-  backend.load(place);  // the machine's program is the next to run; rank r at place[r]
-  backend.drive();      // runs a step to its end
-  { backend.start(then) } -> std::same_as<bool>;  // the same on its own; false: done already
-  { backend.fail(failure) } noexcept;             // by any thread, at any time
-};
-
 /// A back end that can have several steps in flight, each in one of the `slots()` of a ring, which
 /// are numbered from 0.
 template <class B>
@@ -109,6 +99,9 @@ template <class Device> struct BackendFacts {
   static constexpr bool starts = requires(B& b, std::coroutine_handle<> then) {
     { b.start(then) } -> std::same_as<bool>;
   };
+  static constexpr bool fails = requires(B& b, std::exception_ptr why) {
+    { b.fail(why) } noexcept;
+  };
   static constexpr bool spare = requires(Device const& d) {
     { d.spare_places(1) } -> std::same_as<int>;
   };
@@ -126,7 +119,7 @@ template <class Device> struct BackendFacts {
       : !loads                                                  ? BackendFault::load
       : !drives                                                 ? BackendFault::drive
       : !starts                                                 ? BackendFault::start
-      : !Backend<B>                                             ? BackendFault::fail
+      : !fails                                                  ? BackendFault::fail
       : spare != traits.spare_places                            ? BackendFault::spare
       : memory != traits.parameter_memory                       ? BackendFault::memory
       : layers != traits.takes_layer_types                      ? BackendFault::layers
