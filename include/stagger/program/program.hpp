@@ -81,7 +81,7 @@ enum class Op : std::uint8_t {
   return gathers_values(op) || op == Op::gather_target;
 }
 
-/// Whether it makes the stage's output for whoever comes after.
+/// Whether it makes the output of the stage, for the next one or for the loss.
 [[nodiscard]] constexpr bool gives_output(Op op) noexcept { return op == Op::forward; }
 
 /// Whether it makes the gradient of the stage's input.
