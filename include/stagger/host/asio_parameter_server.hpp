@@ -38,7 +38,7 @@
 #include <stagger/engine/run_together.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/host/detail/asio_connection.hpp>
-#include <stagger/host/detail/server_thread.hpp>
+#include <stagger/host/detail/asio_server_thread.hpp>
 #include <stagger/model/optimizer.hpp>
 #include <stagger/staleness/policy.hpp>
 #include <stagger/staleness/synchronous.hpp>

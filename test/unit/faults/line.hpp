@@ -79,15 +79,14 @@ class Line final : private sim::EventTarget {
         connection_(std::make_unique<remote::ServerConnection>(std::move(server), rules)),
         ends_{&end, connection_.get()},
         frozen_s_{&worker_frozen_s, &server_frozen_s} {
-    for (int n = 0; n < 2; ++n)
-      sides_[n].line = ways_[n].line = this, ways_[n].number = sides_[n].number = n;
+    for (int n = 0; n < 2; ++n) sides_[n].line = this, ways_[n].number = sides_[n].number = n;
     connection_->carried_by(sides_[1]);
   }
   Line(Line const&) = delete;
   Line& operator=(Line const&) = delete;
   ~Line() {
     time_.queue.remove(*this);
-    for (Way& way : ways_) time_.network.forget(way);
+    time_.network.forget(*this);
   }
 
   double slow_s = 0;  // which each message takes longer
@@ -149,16 +148,14 @@ class Line final : private sim::EventTarget {
   };
 
  private:
-  enum : std::uint32_t { pump_way, deliver_way, deliver_late, lose_end };
+  enum : std::uint32_t { pump_way, carried_way, deliver_way, deliver_late, lose_end };
   struct Side final : remote::Transport {
     void wake() noexcept override { line->wake(number); }
     void close() noexcept override {}  // only workers do
     Line* line = nullptr;
     int number = 0;
   };
-  struct Way final : sim::Network::Receiver {
-    void delivered(std::size_t) override { line->carried(*this); }
-    Line* line = nullptr;
+  struct Way {
     int number = 0;
     bool busy = false;
     bool woken = false;
@@ -178,6 +175,8 @@ class Line final : private sim::EventTarget {
     if (what == pump_way) {
       way.woken = false;
       pump(way);
+    } else if (what == carried_way) {
+      carried(way);
     } else if (what == deliver_way) {
       arrive(way);
     } else if (what == deliver_late) {
@@ -209,7 +208,8 @@ class Line final : private sim::EventTarget {
     }
     ++way.count;
     time_.network.send(sizeof(Message) + way.under_way.payload.size(),
-                       way.number == 0 ? sim::Direction::push : sim::Direction::pull, way, 0);
+                       way.number == 0 ? sim::Direction::push : sim::Direction::pull, *this,
+                       carried_way, index(way.number));
   }
   bool take(Way& way) {
     Parcel& parcel = way.under_way;
