@@ -125,7 +125,7 @@ class Listener {
            host::ListenOptions const& options)
       : service_{std::move(server), std::move(rules), options.token.hello(), options.deadline_s,
                  ticks(options.handshake_s)},
-        threads_(start(service_, options)),
+        threads_(service_, options),
         acceptor_(threads_[0]->executor()),
         timer_(threads_[0]->executor()) {
     boost::system::error_code error;
@@ -148,8 +148,8 @@ class Listener {
     refused(acceptor_.listen(tcp::acceptor::max_listen_connections, error));
     port_ = acceptor_.local_endpoint().port();
     boost::asio::post(threads_[0]->executor(), [this] {
-      accept();
       go_on();
+      accept();
     });
   }
   Listener(Listener const&) = delete;
@@ -162,56 +162,63 @@ class Listener {
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
 
  private:
-  using Threads = std::vector<std::unique_ptr<ServerThread>>;
   static constexpr std::size_t most_threads = 256;
   static constexpr std::size_t most_unidentified = 256;
 
-  static Threads start(Service const& service, host::ListenOptions const& options) {
-    require_deadline(options.deadline_s);
-    require_deadline(options.handshake_s);
-    std::size_t const cores = std::thread::hardware_concurrency();
-    std::size_t const count = options.threads != 0 ? static_cast<std::size_t>(options.threads)
-                                                   : std::clamp<std::size_t>(cores, 1, 8);
-    if (count > most_threads)  // or negative
-      raise(Errc::bad_configuration, "a parameter server cannot have ", options.threads,
-            " threads; use 1 to ", most_threads, ", or 0 for one on every core, but at most 8");
-    Threads threads;
-    while (threads.size() < count)
-      threads.push_back(std::make_unique<ServerThread>(service, most_unidentified / count));
-    return threads;
-  }
+  struct Threads : std::vector<std::unique_ptr<ServerThread>> {
+    Threads(Service const& service, host::ListenOptions const& options) {
+      require_deadline(options.deadline_s);
+      require_deadline(options.handshake_s);
+      std::size_t const cores = std::thread::hardware_concurrency();
+      std::size_t const count = options.threads != 0 ? static_cast<std::size_t>(options.threads)
+                                                     : std::clamp<std::size_t>(cores, 1, 8);
+      if (count > most_threads)  // or negative
+        raise(Errc::bad_configuration, "a parameter server cannot have ", options.threads,
+              " threads; use 1 to ", most_threads, ", or 0 for one on every core, but at most 8");
+      while (size() < count)
+        push_back(std::make_unique<ServerThread>(service, most_unidentified / count));
+    }
+    /// The first one first, whose context may hold a socket for another thread.
+    ~Threads() {
+      while (!empty()) erase(begin());
+    }
+  };
 
-  /// Accepts a connection for the thread that has the fewest, if one has room.
+  /// Accepts a connection for the thread that has the fewest now, if one has room; otherwise the
+  /// next tick tries again.
   void accept() {
     ServerThread& thread = **std::min_element(
         threads_.begin(), threads_.end(),
         [](auto const& a, auto const& b) { return a->connections() < b->connections(); });
-    resting_ = true;  // the next tick tries again, unless this succeeds
-    if (thread.connections() == ServerThread::full) return;
+    if (accepts_ || thread.connections() == ServerThread::full) return;
     acceptor_.async_accept(thread.executor(),
                            [this, &thread](boost::system::error_code const& error, auto socket) {
-                             resting_ = true;
+                             accepts_ = false;
                              if (error)
-                               return end_silent();  // for example, no free file descriptor
+                               return end_silent(0);  // for example, no free file descriptor
                              auto add = [this, &thread, socket = std::move(socket)]() mutable {
                                thread.add(std::move(socket));
                                boost::asio::post(threads_[0]->executor(), [this] { accept(); });
                              };
                              boost::asio::post(thread.executor(), std::move(add));
-                             resting_ = false;
                            });
-    resting_ = false;
+    accepts_ = true;
   }
-  void end_silent() {
-    for (auto const& each : threads_)
-      boost::asio::post(each->executor(), [thread = each.get()] { thread->end_silent(); });
+  /// Ends a silent connection of a thread, or of one after it, and accepts another then.
+  void end_silent(std::size_t thread) {
+    if (thread == threads_.size()) return;
+    boost::asio::post(threads_[thread]->executor(), [this, thread] {
+      bool const ended = threads_[thread]->end_silent();
+      boost::asio::post(threads_[0]->executor(),
+                        [this, thread, ended] { ended ? accept() : end_silent(thread + 1); });
+    });
   }
   void go_on() {
     timer_.expires_after(tick);
     timer_.async_wait([this](boost::system::error_code const&) {
       awaited_ = service_.server->awaits_any() ? awaited_ + 1 : 0;
       if (awaited_ > ticks(service_.deadline_s)) service_.server->give_up_awaited();
-      if (resting_) accept();
+      accept();
       go_on();
     });
   }
@@ -221,7 +228,7 @@ class Listener {
   boost::asio::basic_socket_acceptor<tcp, AsioConnection::Executor> acceptor_;
   boost::asio::steady_timer timer_;
   std::uint16_t port_ = 0;
-  bool resting_ = false;
+  bool accepts_ = false;  // a connection is awaited
   int awaited_ = 0;  // ticks for which a worker that should continue its stream has been missing
 };
 

@@ -116,8 +116,8 @@ class Field {
       file->root = Value::parse(in);
     } catch (Value::parse_error const& error) {
       refuse_text(error.byte == 0 ? 0 : error.byte - 1);
-    } catch (
-        Value::out_of_range const&) {  // a number too large for a double, read with what follows
+    } catch (Value::out_of_range const&) {
+      // A number is too large for a double; what follows it has been read, too.
       refuse_text(file->text.find_last_not_of("+-.0123456789Ee", detail::bytes_read(in) - 2) + 1);
     }
     Value const* const root = &file->root;

@@ -91,8 +91,9 @@ class PartConnector final : public collective::detail::Connector {
   int process_;
 };
 
-/// A worker's link to a server whose layers lie in several processes. To each part of the server, the other layers of the model have no parameters, so that layers
-/// have the same numbers everywhere.
+/// A worker's link to a server whose layers lie in several processes. To each part of the server,
+/// the other layers of the model have no parameters, so that layers have the same numbers
+/// everywhere.
 class ShardedLink final : public ParameterLink {
  public:
   ShardedLink(std::shared_ptr<ServerParts> server, int worker)

@@ -24,7 +24,8 @@ namespace stagger::plan {
 /// gradient, as the engine does.
 class Simulator {
  public:
-  /// @pre the arguments are those that `simulate` takes
+  /// Likewise `simulate`, which checks its arguments first.
+  /// @pre `simulate` would not refuse them
   constexpr double play(std::span<StageTime const> stages, int microbatches,
                         std::span<int const> warm_up, schedule::Timeline* timeline = nullptr) {
     std::size_t const S = warm_up.size();
@@ -93,7 +94,7 @@ class Simulator {
   std::vector<double> gradient_{};  ///< [stages][ring] when a microbatch's gradient arrives
 };
 
-/// Simulates one iteration; see Simulator.
+/// Simulates one iteration, as Simulator describes it.
 /// @param stages        [2S - 1] computing stages, with the transfers between them
 /// @param microbatches  M >= 1
 /// @param warm_up       [S] forwards before the first backward, >= 1, never more on a later

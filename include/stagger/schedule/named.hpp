@@ -39,6 +39,12 @@ template <SchedulePolicy P>
   P const policy{};
   int slices = 1;
   if constexpr (requires { policy.slices; }) slices = policy.slices;
+  constexpr bool warmup = requires { policy.warmup; };
+  constexpr bool group = requires { policy.group; };
+  constexpr bool cut = requires { policy.slices; };
+  constexpr bool mapping = requires { policy.mapping; };
+  constexpr bool memory = requires { policy.limits; };
+  constexpr bool in_flight = requires { policy.in_flight; };
   return {.name = line.name,
           .what = line.what,
           .constraint = line.constraint,
@@ -48,13 +54,13 @@ template <SchedulePolicy P>
           .mapping = line.mapping,
           .flushes = P::flushes,
           .trains = line.trains,
-          .takes_warmup = requires {policy.warmup;
+          .takes_warmup = warmup,
+          .takes_group = group,
+          .takes_slices = cut,
+          .takes_mapping = mapping,
+          .takes_memory = memory,
+          .takes_in_flight = in_flight};
 }
-, .takes_group = requires { policy.group; }, .takes_slices = requires { policy.slices; },
-    .takes_mapping = requires { policy.mapping; }, .takes_memory = requires { policy.limits; },
-    .takes_in_flight = requires { policy.in_flight; }
-};  // namespace detail
-}  // namespace stagger::schedule
 
 }  // namespace detail
 

@@ -192,7 +192,7 @@ inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
     for (std::size_t b = 0; b < bytes.size(); ++b)
       if (entry.sizes[b] != bytes[b])
         refuse(text(b == 0 ? "parameter '" : "the optimizer's state of '", shape.name, "' has ",
-                    entry.sizes[b], " bytes there, here ", bytes[b]));
+                    std::to_string(entry.sizes[b]), " bytes there, here ", bytes[b]));
   }
 }
 

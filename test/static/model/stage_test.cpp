@@ -108,8 +108,8 @@ struct SavesACopy : Fills<Values> {
 struct SavesNumberInACopy : Fills<float> {
   using Saved = float;
 };
-static_assert(!sg::detail::LosesSaved<SavesByReference, sg::Context>);
-static_assert(sg::detail::LosesSaved<SavesACopy, sg::Context>);
-static_assert(sg::detail::LosesSaved<SavesNumberInACopy, sg::Context>);
+static_assert(!sg::detail::LosesSaved<SavesByReference>);
+static_assert(sg::detail::LosesSaved<SavesACopy>);
+static_assert(sg::detail::LosesSaved<SavesNumberInACopy>);
 
 }  // namespace

@@ -595,6 +595,25 @@ TEST_CASE("asio/AsioParameterServer: a crowd does not push out who has said hell
   REQUIRE(worker.kind() == remote::MessageKind::wanted);
 }
 
+TEST_CASE("asio/AsioParameterServer: a crowd on all of its threads keeps no worker out", "[asio]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  sg::host::AsioParameterServer const listening(server, {.handshake_s = 600, .threads = 3});
+  auto const join = [&](Client& worker, int number) {
+    worker.send(Client::hello() +
+                frame({.kind = remote::MessageKind::join}, request(number, sgd, 4)));
+    return worker.kind() == remote::MessageKind::wanted;
+  };
+  Client before(listening.port());
+  REQUIRE(join(before, 0));
+  std::vector<std::unique_ptr<Client>> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<Client>(listening.port()));
+  Client after(listening.port());
+  REQUIRE(join(after, 1));
+  before.send(
+      frame({.kind = remote::MessageKind::who}));  // it may not ask that before it has joined
+  REQUIRE(before.kind() == remote::MessageKind::refused);
+}
+
 TEST_CASE("asio/AsioParameterServer: connections of another process keep no worker out", "[asio]") {
   int ends[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);

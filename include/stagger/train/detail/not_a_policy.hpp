@@ -136,7 +136,8 @@ inline constexpr bool averages_state = !requires { &P::average_state; } || requi
   requires std::same_as<std::remove_cv_t<decltype(P::average_state)>, bool>;
 };
 template <class P> struct WrongAverageState {
-  static_assert(sizeof(P) == 0,
+  static constexpr bool read = averages_state<P>;
+  static_assert(read,
                 "stagger: not a StalenessPolicy: its 'average_state' must be a bool, of a model "
                 "with 'static constexpr staleness::Pushes pushes = staleness::Pushes::weights'");
 };

@@ -132,23 +132,27 @@ template <class S> struct NotAStage {
 
 /// Says that `B` cannot follow `A`.
 template <class A, class B> struct NeighboursDoNotFit {
-  static_assert(sizeof(A) == 0,
+  static constexpr bool fit = std::same_as<typename A::Output, typename B::Input>;
+  static_assert(fit,
                 "stagger: neighbouring stages do not fit: the Output of the first is not the Input "
                 "of the second");
 };
 
 /// Says that `L` cannot follow another layer.
 template <class L> struct NoInputGradient {
+  static constexpr bool given = HasInputGradient<L>;
   static_assert(
-      sizeof(L) == 0,
+      given,
       "stagger: only the first layer may leave out the gradient of its input; this one needs "
       "backward_input(Context&, x, dy, dx, saved) or backward(Context&, x, dy, dx, saved)");
 };
 
 /// Says that `L` cannot follow itself.
 template <class L> struct RunDoesNotFit {
+  static constexpr bool chain =
+      std::same_as<typename L::Input, typename L::Output> && HasInputGradient<L>;
   static_assert(
-      sizeof(L) == 0,
+      chain,
       "stagger: a std::vector of layers is a chain: the Input of its layers must be their "
       "Output, and each must give the gradient of its input");
 };
