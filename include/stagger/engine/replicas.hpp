@@ -200,7 +200,7 @@ struct Replication : ReplicaChecks {
                 " cannot be put together from rows, which predictions of a replicated last stage "
                 "need; give its type rows(), resize_rows(like, n) and copy_rows(at, from, first, "
                 "n), or the last position 1 replica");
-        grow(own.outputs, type, microbatches);
+        own.outputs.provide(type, microbatches);
         own.arguments.outputs = places(own.outputs, type);
       }
       machine.run.ranks[r].arguments = &own.arguments;

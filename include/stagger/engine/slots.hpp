@@ -170,6 +170,11 @@ class Slots {
 
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
+  /// Makes new objects if there are fewer than `count`, or if some are needed of another type.
+  void provide(SlotType const& type, std::size_t count) {
+    if (count_ < count || (count != 0 && type_ != &type)) *this = Slots(type, count);
+  }
+
   [[nodiscard]] void* operator[](std::size_t slot) const noexcept {
     return static_cast<std::byte*>(memory_.get()) + slot * type_->stride;
   }

@@ -37,14 +37,14 @@ namespace detail {
 template <SchedulePolicy P>
 [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> const& line) {
   P const policy{};
-  int slices = 1;
-  if constexpr (requires { policy.slices; }) slices = policy.slices;
   constexpr bool warmup = requires { policy.warmup; };
   constexpr bool group = requires { policy.group; };
   constexpr bool cut = requires { policy.slices; };
   constexpr bool mapping = requires { policy.mapping; };
   constexpr bool memory = requires { policy.limits; };
   constexpr bool in_flight = requires { policy.in_flight; };
+  int slices = 1;
+  if constexpr (cut) slices = policy.slices;
   return {.name = line.name,
           .what = line.what,
           .constraint = line.constraint,

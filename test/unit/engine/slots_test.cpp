@@ -66,6 +66,29 @@ TEST_CASE("engine/Slots: objects of a type lie apart, aligned, and live as long 
   CHECK(detail::Slots(counted_type, 0).bytes() == 0);
 }
 
+TEST_CASE("engine/Slots: provide makes new objects for more of them, or for another type",
+          "[engine]") {
+  REQUIRE(alive == 0);
+  {
+    detail::Slots slots;
+    slots.provide(counted_type, 2);
+    CHECK(alive == 2);
+    static_cast<Counted*>(slots[1])->held = 7;
+    slots.provide(counted_type, 1);
+    CHECK(static_cast<Counted*>(slots[1])->held == 7);
+    slots.provide(detail::slot_type<float>, 0);  // none is needed
+    CHECK(alive == 2);
+    slots.provide(detail::slot_type<float>, 2);
+    CHECK(alive == 0);
+    CHECK(slots.count() == 2);
+    slots.provide(counted_type, 1);
+    CHECK(alive == 1);
+    slots.provide(counted_type, 3);
+    CHECK(alive == 3);
+  }
+  CHECK(alive == 0);
+}
+
 TEST_CASE("engine/Slots: an object that cannot be made takes those before it along", "[engine]") {
   REQUIRE(alive == 0);
   throws_at = 2;

@@ -128,14 +128,14 @@ class RouteValues {
     auto& run = state_.machine.run;
     auto const& type = type_behind(route.cell);
     OwnSlots& own = own_[number_of(route)];
-    grow(own.given, type, route.slots);
+    own.given.provide(type, route.slots);
     if (route.row_edge == Route::whole) {
       auto& given = route.forward ? run.cells[route.cell].layers.back().y
                                   : run.cells[state_.after(route.cell)].dx;
       given = places(own.given, type);
       return;
     }
-    grow(own.taken, type, route.slots);
+    own.taken.provide(type, route.slots);
     auto const [sender, receiver] = ends_of(route);
     for (auto& source : route.forward ? run.replica_run->inputs : run.replica_run->gradients)
       if (source.cell == receiver && source.maker == sender)

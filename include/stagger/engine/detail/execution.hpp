@@ -61,10 +61,6 @@ inline Places places(Slots const& slots, SlotType const& type) {
   return {static_cast<std::byte*>(slots.count() == 0 ? nullptr : slots[0]), type.stride};
 }
 
-inline void grow(Slots& slots, SlotType const& type, std::size_t count) {
-  if (slots.count() < count) slots = Slots(type, count);
-}
-
 struct Execution {
   explicit Execution(ModelState const& model) : storage(model.stages()) {
     for (std::size_t s = 0; s < storage.size(); ++s)
@@ -233,14 +229,14 @@ struct Execution {
       run.parameters = owner == 0 ? model.parameters[l].views() : own.copies[i].views();
       run.number = model.number(l);
       bool const final_layer = i + 1 == own.layers.size();
-      grow(values.saved, *run.ops->saved, need.kept_slots);
+      values.saved.provide(*run.ops->saved, need.kept_slots);
       if (!final_layer || cell.last)
-        grow(values.y, *run.ops->output, need.kept_slots);
+        values.y.provide(*run.ops->output, need.kept_slots);
       else
-        grow(values.y, *run.ops->output, need.y_slots);  // 0 if their reader has the slots
-      grow(values.dy, *run.ops->output, final_layer ? need.dy_slots : need.inner_slots);
+        values.y.provide(*run.ops->output, need.y_slots);  // 0 if their reader has the slots
+      values.dy.provide(*run.ops->output, final_layer ? need.dy_slots : need.inner_slots);
       if (final_layer && !cell.last && model.options.recompute)
-        grow(own.repeated_output, *run.ops->output, 1);
+        own.repeated_output.provide(*run.ops->output, 1);
       run.y = places(values.y, *run.ops->output);
       run.saved = places(values.saved, *run.ops->saved);
       run.dy = places(values.dy, *run.ops->output);
@@ -257,10 +253,10 @@ struct Execution {
       }
     }
     SlotType const& input = *cell.layers.front().ops->input;
-    grow(own.x, input, cell.first ? 1 : need.x_slots);
+    own.x.provide(input, cell.first ? 1 : need.x_slots);
     (cell.first ? cell.dx : cell.x) = places(own.x, input);
     if (need.gathers_input) {
-      grow(own.dx, input, need.dx_slots);
+      own.dx.provide(input, need.dx_slots);
       cell.dx = places(own.dx, input);
     }
     if (own.repeated_output.count() != 0) cell.repeated_output = own.repeated_output[0];
