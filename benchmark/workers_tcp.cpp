@@ -122,12 +122,15 @@ double exchange() {
   auto const took = timed([&](int worker, int round) {
     auto const n = static_cast<std::size_t>(worker);
     for (std::size_t l = 0; l < layer_count; ++l) {
-      links[n]->push(l, models[n][l].values().data(), false);
+      models[n][l].exchange(LayerParameters::gradients, [&](sg::detail::ParameterBlock& values) {
+        links[n]->hand_over(l, values);
+      });
       links[n]->ask(l, 0);
     }
     waiting[n].wait_for(static_cast<std::uint32_t>(round + 1) * layer_count);
     for (std::size_t l = 0; l < layer_count; ++l)
-      links[n]->take(l, 0, models[n][l].values().data());
+      models[n][l].exchange(
+          0, [&](sg::detail::ParameterBlock& to) { return links[n]->take_over(l, 0, to); });
   });
   for (auto const& link : links) link->end(nullptr);
   for (auto const& link : links) link->leave();

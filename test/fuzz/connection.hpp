@@ -40,13 +40,15 @@ constexpr std::size_t bytes = floats * sizeof(float);
 inline std::string text_of(void const* from, std::size_t count) {
   return {static_cast<char const*>(from), count};
 }
+inline std::uint64_t checksum(Message const& message, std::span<char const> payload) {
+  framed::FrameChecksum sum;
+  sum.add(std::as_bytes(payload));
+  return sum.value(message);
+}
 inline std::string frame(Message message, std::string const& payload = {}) {
   message.bytes = payload.size();
-  std::string all = text_of(&message, sizeof(message)) + payload;
-  sg::detail::WideChecksum sum;
-  sum.add(std::as_bytes(std::span(all)));
-  std::uint64_t const value = sum.value();
-  return all + text_of(&value, sizeof(value));
+  std::uint64_t const sum = checksum(message, payload);
+  return text_of(&message, sizeof(message)) + payload + text_of(&sum, sizeof(sum));
 }
 /// The end of the frame that begins there, with its checksum; npos, if it is not complete.
 inline std::size_t end_of_frame(std::string const& all, std::size_t at) {
@@ -60,10 +62,12 @@ inline std::size_t end_of_frame(std::string const& all, std::size_t at) {
 /// @param at  where the first one begins
 inline std::string mended(std::string all, std::size_t at) {
   for (std::size_t end = 0; (end = end_of_frame(all, at)) != std::string::npos; at = end) {
-    sg::detail::WideChecksum sum;
-    sum.add(std::as_bytes(std::span(all).subspan(at, end - 8 - at)));
-    std::uint64_t const value = sum.value();
-    std::memcpy(all.data() + end - 8, &value, sizeof(value));
+    Message message;
+    std::memcpy(&message, all.data() + at, sizeof(message));
+    std::size_t const first = at + sizeof(message);
+    std::uint64_t const sum =
+        checksum(message, std::span<char const>(all).subspan(first, end - 8 - first));
+    std::memcpy(all.data() + end - 8, &sum, sizeof(sum));
   }
   return all;
 }

@@ -17,6 +17,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 
 namespace stagger::collective::detail {
 
@@ -153,6 +154,9 @@ class MessageEnd {
   /// @return [message.bytes]
   /// @throws Error  bad_data for a message that violates the protocol; the connection ends
   virtual std::span<std::byte> payload_buffer(Message const& message) = 0;
+  /// A part of a payload has arrived and is still in a cache. A transport calls this for all parts in
+  /// order, or for none; those that others follow end at a multiple of 64 bytes.
+  virtual void part_received(Message const& /*message*/, stagger::detail::ByteRange /*part*/) {}
   /// A message has arrived, with its payload in `payload_buffer`.
   /// @throws Error  likewise
   virtual void received(Message const& message) = 0;

@@ -47,7 +47,7 @@ class LinkInProcess final : public ParameterLink {
     server_->read(client_, layer, values);
   }
   void push(std::size_t layer, std::byte const* values, bool last, ByteRange part) override {
-    server_->push(client_, layer, values, last, part);
+    server_->push(client_, layer, values, last, part, server_->all_finite(layer, values));
   }
   [[nodiscard]] bool has_turn(std::size_t layer) const override {
     return server_->has_turn(client_, layer);

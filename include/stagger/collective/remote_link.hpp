@@ -77,7 +77,11 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   void push(std::size_t l, std::byte const* values, bool last, ByteRange part = {}) override {
     MessageKind const whole = last ? MessageKind::last_push : MessageKind::push;
     MessageKind const of_part = part.first != 0 ? MessageKind::push_rest : MessageKind::push_late;
-    send_push(is_whole(l, part) ? whole : of_part, l, values, part);
+    send_push(is_whole(l, part) ? whole : of_part, l, part,
+              [&](RemoteLayer& layer) { layer.write_push(values, part); });
+  }
+  void hand_over(std::size_t l, stagger::detail::ParameterBlock& values) override {
+    send_push(MessageKind::push, l, {}, [&](RemoteLayer& layer) { layer.hand_over(values); });
   }
   void ask(std::size_t l, std::uint32_t rounds, ByteRange part = {}) override {
     bool const last = rounds == stagger::detail::all_rounds;
@@ -107,6 +111,14 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     }
     whole ? layer.copy_to(values) : layer.copy_part_to(values, part);
     return layer.contains();
+  }
+
+  stagger::detail::VersionTag take_over(std::size_t l, std::uint32_t,
+                                        stagger::detail::ParameterBlock& values) override {
+    auto const lock = session_.lock();
+    require_stream();
+    layers_[l].take_over(values);
+    return layers_[l].contains();
   }
 
   void end(std::exception_ptr why) noexcept override {

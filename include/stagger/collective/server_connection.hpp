@@ -45,6 +45,7 @@ class ServerConnection final : public MessageEnd {
 
   std::span<std::byte> payload_buffer(Message const& message) override {
     using enum MessageKind;
+    finite_bytes_ = 0;
     if (joining_ != nullptr) return joining_->payload_buffer(message);
     if (!joined_ || message.kind == join || message.kind == values)
       refuse_message(message, "comes before or after its time");
@@ -69,7 +70,11 @@ class ServerConnection final : public MessageEnd {
     if (message.bytes != bytes) refuse(message, "should have ", bytes, " bytes");
     return received_.span().first(message.bytes);
   }
-
+  void part_received(Message const& message, ByteRange part) override {
+    using enum MessageKind;
+    if ((message.kind != push && message.kind != last_push) || finite_bytes_ != part.first) return;
+    if (server_->all_finite(message.layer, received_.data(), part)) finite_bytes_ = part.last;
+  }
   void received(Message const& message) override {
     try {
       take(message);
@@ -173,7 +178,7 @@ class ServerConnection final : public MessageEnd {
         server_->require_active(client_);  // else others' pushes may be counted for it
         if (message.number != made + 1) refuse_push(message, made);
         return server_->push(client_, l, received_.data(), false,
-                             {sizes_[l] - message.bytes, sizes_[l]});
+                             {sizes_[l] - message.bytes, sizes_[l]}, true);
       }
       case report:
         return server_->report(client_, std::bit_cast<double>(message.number));
@@ -194,12 +199,14 @@ class ServerConnection final : public MessageEnd {
 
   /// A push that has been received before is acknowledged and not added again.
   void add(Message const& message) {
+    std::size_t const l = message.layer;
     server_->require_active(client_);
-    std::uint64_t const made = server_->pushes(client_, message.layer);
+    std::uint64_t const made = server_->pushes(client_, l);
     if (message.number > made + 1) refuse_push(message, made);
-    if (message.number == made + 1)
-      server_->push(client_, message.layer, received_.data(),
-                    message.kind == MessageKind::last_push, {0, message.bytes});
+    if (message.number != made + 1) return;
+    bool const last = message.kind == MessageKind::last_push;
+    server_->push(client_, l, received_.data(), last, {0, message.bytes},
+                  finite_bytes_ == message.bytes || server_->all_finite(l, received_.data()));
   }
 
   [[gnu::cold]] void finish_join() {
@@ -242,10 +249,8 @@ class ServerConnection final : public MessageEnd {
         message.rounds = failures_;
       } else {
         bool const last = message.kind == MessageKind::last_answer;
-        message.number =
-            server_
-                ->take(client_, l, last ? Ask::everything : message.rounds, to_send_.data(), part)
-                .number();
+        std::uint32_t const rounds = last ? Ask::everything : message.rounds;
+        message.number = server_->take(client_, l, rounds, to_send_.data(), part).number();
       }
       return true;
     } catch (Error const& error) {
@@ -260,14 +265,15 @@ class ServerConnection final : public MessageEnd {
   bool joined_ = false;                     // the worker has joined and not left
   int worker_ = 0;
   int client_ = 0;
-  std::uint32_t stream_ = 0;    // the stream that the worker began last
-  std::uint32_t failures_ = 0;  // earlier streams that failed
-  bool late_ = false;           // layers may be late
-  double change_factor_ = 1;    // of the worker
-  List<std::size_t> sizes_;     // [layers] bytes of the values
-  List<ByteRange> parts_;       // [layers] the part of each layer that was requested last
-  ParameterBlock received_;     // a push
-  ParameterBlock to_send_;      // values of an answer
+  std::uint32_t stream_ = 0;      // the stream that the worker began last
+  std::uint32_t failures_ = 0;    // earlier streams that failed
+  bool late_ = false;             // layers may be late
+  double change_factor_ = 1;      // of the worker
+  List<std::size_t> sizes_;       // [layers] bytes of the values
+  List<ByteRange> parts_;         // [layers] the part of each layer that was requested last
+  ParameterBlock received_;       // a push
+  std::size_t finite_bytes_ = 0;  // so many of it are known to be finite
+  ParameterBlock to_send_;        // values of an answer
   WorkerOutbox outbox_{4};
 };
 

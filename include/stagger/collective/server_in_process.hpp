@@ -361,11 +361,16 @@ class ServerInProcess : private ServerStreams {
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
-  /// @throws Error  bad_data for values that are not all finite, of which nothing is added. If
-  ///                layers may be late, workers check this themselves. Likewise as push_to
-  void push(int client, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
-    if (late_ == nullptr && !layers_[l].shape().all_finite(values))
-      refuse_not_finite(worker_of(client), pushes(client, l) + 1, l);
+  /// Whether values of a push are all finite. If layers may be late, workers check this themselves.
+  /// @param values  [bytes of the layer]
+  [[nodiscard]] bool all_finite(std::size_t l, std::byte const* values, ByteRange part = {}) {
+    return late_ != nullptr || layers_[l].shape().all_finite(values, part);
+  }
+  /// @param finite  whether all values are finite
+  /// @throws Error  bad_data if they are not, and nothing is added. Likewise as push_to
+  void push(int client, std::size_t l, std::byte const* values, bool last, ByteRange part,
+            bool finite) {
+    if (!finite) refuse_not_finite(worker_of(client), pushes(client, l) + 1, l);
     {
       std::lock_guard const lock(mutex(l));
       clients_.require_active(client);

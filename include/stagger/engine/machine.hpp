@@ -163,7 +163,7 @@ class Machine : public StepStatus {
   /// @param sums  [parameters] sums of squares in the memory of a device, if parameters are there
   template <std::integral I> void finish(I rank, double* sums = nullptr) {
     EndOfStep const& end_of_step = run.end_of_step[rank];
-    for (Addition const& addition : end_of_step.add) addition.to->add(*addition.from);
+    for (Addition const& addition : end_of_step.add) addition.to->add({&addition.from, 1});
     if (!model.options.clip_norm) return;
     for (Square const& one : end_of_step.squares)
       model.parameters[one.layer].sum_squares(

@@ -162,12 +162,19 @@ class ShardedLink final : public ParameterLink {
   void push(std::size_t l, std::byte const* values, bool last, ByteRange part) override {
     part_of(l).push(l, values, last, part);
   }
+  void hand_over(std::size_t l, stagger::detail::ParameterBlock& values) override {
+    part_of(l).hand_over(l, values);
+  }
   void ask(std::size_t l, std::uint32_t rounds, ByteRange part) override {
     part_of(l).ask(l, rounds, part);
   }
   stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values,
                                    ByteRange part) override {
     return part_of(l).take(l, rounds, values, part);
+  }
+  stagger::detail::VersionTag take_over(std::size_t l, std::uint32_t rounds,
+                                        stagger::detail::ParameterBlock& values) override {
+    return part_of(l).take_over(l, rounds, values);
   }
   void report(double loss) override {
     for (auto const& part : parts_)

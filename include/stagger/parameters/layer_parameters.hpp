@@ -210,6 +210,16 @@ class LayerMemory : public LayerShape {
   /// The memory that has the parameters; null: the host's.
   [[nodiscard]] ParameterMemory const* memory() const noexcept { return blocks_.memory; }
   [[nodiscard]] ParameterBlocks const& stored() const noexcept { return blocks_; }
+  /// Returns `with(block)`, which may exchange the memory of a version of the values, or of the
+  /// `gradients`, for other memory of the same size. @pre nobody else has views of it
+  template <class With> auto exchange(std::size_t version, With with) {
+    struct Renewal final {
+      ~Renewal() { of.make_views(); }
+      LayerMemory& of;
+    } const renewal{*this};
+    return with(version == gradients ? blocks_.gradients : blocks_.values[version]);
+  }
+  static constexpr std::size_t gradients = ~std::size_t{0};
   /// Whether there is memory for it.
   [[nodiscard]] bool present() const noexcept { return present_; }
   /// Version 0 of the values, and the states.
@@ -246,10 +256,9 @@ class LayerMemory : public LayerShape {
 
   // --- a step that fails
 
-  /// Remembers values and state, or brings them back.
+  /// Remembers values and state, or brings them back; or those of a part whose states are here.
   void save() { saved_.save(blocks_); }
   void restore() { saved_.restore(blocks_); }
-  /// Saves, or restores, a part whose states are here.
   void copy_part(ByteRange part, bool back) noexcept { saved_.copy_part(blocks_, part, back); }
   void zero_gradients() noexcept { blocks_.gradients.zero(); }
   void zero_states() noexcept {
@@ -333,8 +342,7 @@ class LayerMemory : public LayerShape {
   bool present_ = false;  // whether gradients, state and, after the first step, values are here
 };
 
-/// The parameters of one layer: their memory, and what is done with it at the end of a step. Needs
-/// no ranks, programs or threads.
+/// The parameters of one layer: their memory, and what is done with it at the end of a step.
 class LayerParameters : public LayerMemory {
  public:
   /// Owners whose gradients are added in one pass over the sum.
@@ -353,10 +361,6 @@ class LayerParameters : public LayerMemory {
       else
         add_gradients<double>(i, copies, elements<double>(i, range), to);
     }
-  }
-  void add(GradientCopy const& copy) {
-    GradientCopy const* const one = &copy;
-    add({&one, 1});
   }
 
   /// Sum of squares of a parameter's gradient: one sum per parameter, so that any cut adds the

@@ -132,13 +132,16 @@ class LayerShape {
     each_element(values, {}, [scale]<class T>(T value) { return static_cast<T>(scale) * value; });
   }
 
-  /// Whether all elements are finite. @param values  [bytes_of_values()]
-  [[nodiscard]] bool all_finite(std::byte const* values) const noexcept {
+  /// Whether all elements of a part of the layer are finite. @param values  [bytes_of_values()]
+  [[nodiscard]] bool all_finite(std::byte const* values, ByteRange part = {}) const noexcept {
     bool finite = true;
-    for (std::size_t i = 0; i < count() && finite; ++i)
+    for (std::size_t i = 0; i < count() && finite; ++i) {
+      auto const [first, last] = within(i, part);
+      std::span const bytes(values + offsets_[i] + first, last - first);
       finite = declarations_[i].type == ElementType::f32
-                   ? finite_elements<std::uint32_t, 0x7f800000U>(values + offsets_[i], i)
-                   : finite_elements<std::uint64_t, 0x7ff0000000000000U>(values + offsets_[i], i);
+                   ? finite_elements<std::uint32_t, 0x7f800000U>(bytes)
+                   : finite_elements<std::uint64_t, 0x7ff0000000000000U>(bytes);
+    }
     return finite;
   }
 
@@ -169,12 +172,12 @@ class LayerShape {
 
   /// Whether no element has all bits of the exponent set.
   template <class Bits, Bits exponent>
-  [[nodiscard]] bool finite_elements(std::byte const* values, std::size_t i) const noexcept {
-    std::size_t const size = declarations_[i].size;
+  [[nodiscard]] static bool finite_elements(std::span<std::byte const> values) noexcept {
+    std::size_t const size = values.size() / sizeof(Bits);
     Bits infinite = 0;
     auto const look_at = [&](std::size_t e) {
       Bits bits;
-      std::memcpy(&bits, values + e * sizeof bits, sizeof bits);
+      std::memcpy(&bits, values.data() + e * sizeof bits, sizeof bits);
       infinite |= (bits & exponent) == exponent ? Bits{1} : Bits{0};
     };
     std::size_t at = 0;

@@ -15,6 +15,7 @@
 #include <stagger/parameters/late_set.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::detail {
@@ -100,6 +101,11 @@ class ParameterLink {
   /// @param last    of the stream
   /// @param part    of the values: from their beginning for the late part, otherwise up to their end
   virtual void push(std::size_t layer, std::byte const* values, bool last, ByteRange part = {}) = 0;
+  /// Likewise for a whole layer that is not the last of the stream, and saves a copy: the link may
+  /// keep the memory, and leave other memory of the same size with any contents in its place.
+  virtual void hand_over(std::size_t layer, ParameterBlock& values) {
+    push(layer, values.data(), false);
+  }
   /// Whether it is the worker's turn to push the layer, if pushes are added in turn. A link whose
   /// transfers take virtual time sends pushes only then.
   [[nodiscard]] virtual bool has_turn(std::size_t /*layer*/) const { return true; }
@@ -118,6 +124,11 @@ class ParameterLink {
   /// @return  what the weights contain, unless they are a part or the last ones
   virtual VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values,
                           ByteRange part = {}) = 0;
+  /// Likewise for a whole layer that has arrived since it was last taken, and saves a copy: the link
+  /// may exchange the memory for that with the weights, which cannot be taken again then.
+  virtual VersionTag take_over(std::size_t layer, std::uint32_t rounds, ParameterBlock& values) {
+    return take(layer, rounds, values.data());
+  }
   /// Ends the stream. What was pushed stays.
   /// @param why  the error by which it failed, or null
   virtual void end(std::exception_ptr why) noexcept = 0;

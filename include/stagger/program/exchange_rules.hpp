@@ -32,6 +32,14 @@ namespace stagger::detail {
   return most == of_first_half ? static_cast<std::uint32_t>(most) : WorkerRules::unlimited;
 }
 
+/// Refuses a model for steps by whose weights a worker would lack its own gradients.
+[[noreturn]] [[gnu::cold]] inline void refuse_without_own(int needs, int m) {
+  raise(Errc::bad_configuration, "the staleness model needs ", counted(needs, "push"),
+        " of every worker at minibatch ", m,
+        " and adds in the order of workers, so that a worker would lack its own; "
+        "let it add on arrival, or push changes");
+}
+
 /// Refuses a staleness model that takes a mean, unless it is known to when compiled.
 [[gnu::cold]] inline void require_pushes_in_steps(StalenessModel const& model) {
   if (averages(model.pushes))
@@ -60,10 +68,7 @@ namespace stagger::detail {
             "; let it need fewer");
     if (needs < made && model.pushes == staleness::Pushes::gradients &&
         model.adds == staleness::Adds::in_worker_order)
-      raise(Errc::bad_configuration, "the staleness model needs ", counted(needs, "push"),
-            " of every worker at minibatch ", m,
-            " and adds in the order of workers, so that a worker would lack its own; "
-            "let it add on arrival, or push changes");
+      refuse_without_own(needs, m);
   }
 }
 

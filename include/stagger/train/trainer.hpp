@@ -180,8 +180,8 @@ class Trainer {
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
   /// call. On a GPU, and of layers that groups split, a copy, valid until the next step reads it back.
-  /// Of a worker of a parameter server, the next step overwrites the values with the server's; where
-  /// it pushes gradients, the server has the optimizer's state, too.
+  /// Of a worker of a parameter server, valid until the next step, which has the server's values
+  /// then; where it pushes gradients, the server has the optimizer's state, too.
   [[nodiscard]] std::vector<ParameterState> parameters() { return states(false); }
   /// The same with values only for the parameters that this process has; the others have only
   /// names. Over processes, which those are is known after `prepare` or a step.

@@ -92,21 +92,27 @@ std::string header(remote::Message const& message) {
 /// As docs/workers_protocol.md has it, byte by byte.
 std::string frame(remote::Message message, std::string const& payload = {}) {
   message.bytes = payload.size();
-  std::string all = header(message) + payload;
-  std::string padded = all + std::string((32 - all.size() % 32) % 32, '\0');
-  std::uint64_t lanes[5];
-  for (auto& lane : lanes) lane = 0x9e3779b97f4a7c15U;
-  auto const add = [](std::uint64_t& h, std::uint64_t word) {
-    h = (h ^ word) * 0xff51afd7ed558ccdU;
-    h ^= h >> 32U;
+  std::string const head = header(message);
+  std::string const padded = payload + std::string((128 - payload.size() % 128) % 128, '\0');
+  auto const word = [](std::string const& of, std::size_t i) {
+    std::uint64_t bits = 0;
+    std::memcpy(&bits, of.data() + 8 * i, 8);
+    return bits;
   };
-  for (std::size_t i = 0; i < padded.size(); i += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, padded.data() + i, 8);
-    add(lanes[i / 8 % 4], word);
+  std::uint64_t sums[16] = {};
+  for (std::size_t i = 0; i < padded.size() / 8; ++i) {
+    std::uint64_t& h = sums[i % 16];
+    h = (h ^ word(padded, i)) * 8193;
+    h ^= h >> 29U;
   }
-  for (int i = 0; i < 4; ++i) add(lanes[4], lanes[i]);
-  return all.append(reinterpret_cast<char const*>(&lanes[4]), 8);
+  std::uint64_t all = 0x9e3779b97f4a7c15U;
+  auto const add = [&](std::uint64_t bits) {
+    all = (all ^ bits) * 0xff51afd7ed558ccdU;
+    all ^= all >> 32U;
+  };
+  for (std::size_t i = 0; i < head.size() / 8; ++i) add(word(head, i));
+  for (std::uint64_t const sum : sums) add(sum);
+  return (head + payload).append(reinterpret_cast<char const*>(&all), 8);
 }
 
 /// What a worker of `plain_layers` says when it joins.
@@ -286,7 +292,7 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     REQUIRE_THAT(said(std::string(72, 'x')), Contains("the token is not that of the server"));
     auto other = hello;
     other[70] = 9;
-    REQUIRE_THAT(said(other), Contains("the server speaks version 2"));
+    REQUIRE_THAT(said(other), Contains("the server speaks version 3"));
     REQUIRE_THAT(said(hello + frame({.kind = begin})), Contains("before or after its time"));
     REQUIRE_THAT(said(hello + frame({.kind = static_cast<remote::MessageKind>(999)})),
                  Contains("kind 999"));

@@ -165,13 +165,13 @@ class Run {
   }
   void push(std::size_t n, std::size_t l, Values const& values, bool last) {
     Worker& own = *workers_[n];
-    server_->push(own.client, l, reinterpret_cast<std::byte const*>(values.data()), last);
+    server_->push(own.client, l, reinterpret_cast<std::byte const*>(values.data()), last, {}, true);
     own.pushed[l] = true;
     server_->ask(own.client, l, {own.round});
   }
   void push_part(std::size_t n, std::size_t l, Values const& values, sg::detail::ByteRange part) {
     server_->push(workers_[n]->client, l, reinterpret_cast<std::byte const*>(values.data()), false,
-                  part);
+                  part, true);
   }
   /// The values of a layer that has been answered for.
   Values take(std::size_t n, std::size_t l) {

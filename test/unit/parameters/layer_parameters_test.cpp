@@ -84,7 +84,8 @@ TEST_CASE("engine/LayerParameters: adds up gradients, squares them, updates and 
     gradient<float>(share.views(), 0)[i] = 10;
   }
   gradient<double>(share.views(), 1)[1] = 4;
-  parameters.add(share);
+  detail::GradientCopy const* const one = &share;
+  parameters.add({&one, 1});
   parameters.sum_squares();
   CHECK(parameters.square_sums()[0] == 100 + 121 + 144);
   CHECK(parameters.square_sums()[1] == 16);

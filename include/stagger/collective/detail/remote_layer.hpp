@@ -51,6 +51,8 @@ class RemoteLayer {
   void write_push(std::byte const* values, ByteRange part = {}) noexcept {
     copy(pushed_.data(), values, part);
   }
+  /// Likewise, by an exchange of memory of the same size.
+  void hand_over(stagger::detail::ParameterBlock& values) noexcept { std::swap(pushed_, values); }
   /// @return  the message for the push, or part of one, that was written last; without its layer
   Message push(MessageKind kind, ByteRange part = {}) noexcept {
     std::uint64_t const bytes = std::min(part.last, this->bytes()) - part.first;
@@ -64,14 +66,14 @@ class RemoteLayer {
   [[nodiscard]] bool reading() const noexcept { return state_ == State::reading; }
   void take_read() noexcept {
     coming_contains_ = {};
-    take_over();
+    use_coming();
   }
   /// Asks for a snapshot. If an earlier request is under way, it is answered first; this one is sent
   /// then, unless that answer contains as much.
   /// @param rounds  what the snapshot must contain, or all_rounds
   /// @return        whether request() is to be sent now
   [[nodiscard]] bool ask(MessageKind kind, std::uint32_t rounds, ByteRange part = {}) noexcept {
-    if (state_ == State::arrived) take_over();  // the next values come to the same memory
+    if (state_ == State::arrived) use_coming();  // the next values come to the same memory
     bool const sent = std::exchange(state_, State::asked) != State::asked;
     if (sent) under_way_ = rounds;
     in_stream_ = true;
@@ -89,7 +91,13 @@ class RemoteLayer {
   /// Puts values that have arrived to use.
   /// @param exact  only if they contain precisely `rounds`
   void take(std::uint32_t rounds, bool exact) noexcept {
-    if (state_ == State::arrived && (!exact || rounds >= rounds_)) take_over();
+    if (state_ == State::arrived && (!exact || rounds >= rounds_)) use_coming();
+  }
+  /// Exchanges memory of the same size for that of values that have arrived; they cannot be taken
+  /// again.
+  void take_over(stagger::detail::ParameterBlock& values) noexcept {
+    use_coming();
+    std::swap(used_, values);
   }
   /// Notes that the values of a part have arrived; they are not kept. @pre ask() for that part
   void take_part() noexcept { state_ = State::idle; }
@@ -172,7 +180,7 @@ class RemoteLayer {
     std::size_t const last = std::min(part.last, bytes());
     if (last != 0) std::memcpy(to + part.first, from + part.first, last - part.first);
   }
-  void take_over() noexcept {
+  void use_coming() noexcept {
     std::swap(used_, coming_);
     contains_ = coming_contains_;
     state_ = State::idle;

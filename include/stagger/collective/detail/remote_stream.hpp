@@ -56,14 +56,16 @@ class RemoteStream {
     layer.copy_to(values);
   }
   /// Waits until the previous push has been acknowledged.
-  void send_push(MessageKind kind, std::size_t l, std::byte const* values, ByteRange part) {
+  /// @param write  (layer) writes what is pushed
+  template <class Write>
+  void send_push(MessageKind kind, std::size_t l, ByteRange part, Write write) {
     RemoteLayer& layer = layers_[l];
     auto lock = session_.lock();
     session_.wait(lock, "acknowledged the last push",
                   [&] { return layer.acknowledged() || stream_.lost(); });
     require_stream();
     lock.unlock();
-    layer.write_push(values, part);
+    write(layer);
     lock.lock();
     require_stream();
     session_.send(lock, of(l, layer.push(kind, part)));

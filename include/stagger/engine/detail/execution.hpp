@@ -36,7 +36,7 @@ struct CellStorage {
 };
 struct Addition {
   LayerParameters* to;
-  GradientCopy* from;
+  GradientCopy const* from;
 };
 /// Parameters of a layer, or a part of them.
 struct LayerPart {

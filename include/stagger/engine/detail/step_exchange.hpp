@@ -44,21 +44,32 @@ class StepExchange : public ServerExchange {
     std::uint32_t const before = rounds_;
     rounds_ = std::max(rounds_, needed());
     asks_ = rounds_ != before || staleness_.adds != staleness::Adds::in_worker_order;
+    if (!asks_ && renews_) refuse_without_own(static_cast<int>(rounds_), steps_ + 1);
   }
 
   bool execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
     if (!pushes(in.op)) {
-      pull(cell);
+      pull(in.cell);
       return asks_;
     }
     double const scale = gradient_scale(machine_, in);
     if (kept_ != 0) {
       change(cell, scale);
-      push(in.cell, [this](std::size_t l) { return change_of(l, made()); });
+      push(in.cell, [this, &in](std::size_t l) {
+        if (exchanges_memory(in.cell) && machine_.model.counted(l))
+          hand_over(l, 1);
+        else
+          link_->push(l, change_of(l, made()), false);
+      });
     } else {
       for (std::size_t l = 0; l < cell.count; ++l) scale_gradients(layer(cell, l), scale);
-      push(in.cell, [this](std::size_t l) { return exchanged()[l].stored().gradients.data(); });
+      push(in.cell, [this, &in](std::size_t l) {
+        if (exchanges_memory(in.cell))
+          hand_over(l, LayerParameters::gradients);
+        else
+          link_->push(l, machine_.parameters()[l].stored().gradients.data(), false);
+      });
       for (std::size_t l = 0; l < cell.count; ++l) layer(cell, l).zero_gradients();
     }
     return true;
@@ -75,31 +86,37 @@ class StepExchange : public ServerExchange {
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                              StalenessModel const& staleness, FixedArray<LayerParameters> packed)
       : ServerExchange(std::move(link), machine, staleness, std::move(packed)),
-        kept_(changes_kept()) {
+        kept_(changes_kept()),
+        renews_(staleness.pushes == staleness::Pushes::gradients ||
+                (kept_ != 0 && staleness.adds != staleness::Adds::in_worker_order)) {
     for (std::size_t l = 0; kept_ != 0 && l < machine.parameters().size(); ++l)
       if (machine.model.counted(l)) machine.parameters()[l].reserve_versions(1 + kept_);
   }
 
   /// Pushes the layers of a cell, and asks for the weights of the next step, unless the last ones
   /// are still what the server would answer.
-  /// @param of  (layer) -> the values to push
-  template <class Of> void push(std::size_t c, Of of) {
+  /// @param send  (layer) pushes it
+  template <class Send> void push(std::size_t c, Send send) {
     CellLayers& cell = cells_[c];
     cell.missing.store(cell.count);
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
-      link_->push(l, of(l), false);
+      send(l);
       count(l, TrafficKind::pushes);
     }
     if (!asks_) return tell(c, 1);
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, rounds_);
   }
-  void pull(CellLayers& cell) {
+  void pull(std::size_t c) {
+    CellLayers& cell = cells_[c];
     cell.others = stagger::detail::all_rounds;
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
       bool const lays_on = kept_ != 0 && machine_.model.counted(l);
       VersionTag const tag =
-          take(l, rounds_, exchanged()[l].values().data(), lays_on ? made() + 1 : 0,
-               [&](std::uint32_t push) { return change_of(l, push); });
+          exchanges_memory(c)
+              ? machine_.parameters()[l].exchange(
+                    0, [&](ParameterBlock& to) { return link_->take_over(l, rounds_, to); })
+              : take(l, rounds_, exchanged()[l].values().data(), lays_on ? made() + 1 : 0,
+                     [&](std::uint32_t push) { return change_of(l, push); });
       cell.others = std::min(cell.others, tag.others);
       if (asks_) count(l, TrafficKind::pulls);
       take_up(l);
@@ -109,6 +126,16 @@ class StepExchange : public ServerExchange {
   int steps_ = 0;  // taken since the link opened
 
  private:
+  /// Whether a cell's weights and pushes may exchange memory with the link, which saves copies: each
+  /// step's weights contain its push, so that both are used once, and nobody else has views of them.
+  [[nodiscard]] bool exchanges_memory(std::size_t c) const noexcept {
+    return renews_ && machine_.model.grouped == nullptr &&
+           machine_.run.storage[program_->cells[c].stage].next == nullptr;
+  }
+  void hand_over(std::size_t l, std::size_t version) {
+    machine_.parameters()[l].exchange(version,
+                                      [&](ParameterBlock& values) { link_->hand_over(l, values); });
+  }
   /// Pushes that the worker had made before this step.
   [[nodiscard]] std::uint32_t made() const { return static_cast<std::uint32_t>(steps_); }
   /// Pushes of every worker that the next step's weights must contain. They lack no more own ones
@@ -166,6 +193,7 @@ class StepExchange : public ServerExchange {
   }
 
   std::uint32_t kept_;        // changes in memory; 0 if gradients or weights are pushed
+  bool renews_;               // each step's weights are new and contain its push
   std::uint32_t rounds_ = 0;  // that the next step's weights contain
   bool asks_ = true;          // whether this step asks for weights
 };
@@ -200,11 +228,12 @@ class LocalExchange final : public StepExchange {
     CellLayers& cell = cells_[in.cell];
     bool const exchanges = (steps_ + 1) % staleness_.push_minibatches == 0;
     if (!pushes(in.op)) {
-      if (exchanges) pull(cell);
+      if (exchanges) pull(in.cell);
     } else if (exchanges) {
       update(in);
       for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
-      push(in.cell, [this](std::size_t l) { return exchanged()[l].values().data(); });
+      push(in.cell,
+           [this](std::size_t l) { link_->push(l, exchanged()[l].values().data(), false); });
     } else {
       // From here on the step cannot fail, unless another process fails: then, as after any step that
       // fails, weights are those of the last mean.

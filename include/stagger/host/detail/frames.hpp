@@ -13,12 +13,11 @@
 #include <string>
 
 #include <stagger/collective/messages.hpp>
-#include <stagger/core/checksum.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/host/detail/frame_checksum.hpp>
 
 namespace stagger::detail::framed {
 
-using collective::detail::Message;
 using collective::detail::MessageEnd;
 using collective::detail::MessageKind;
 
@@ -34,7 +33,7 @@ struct Hello {
   static constexpr std::size_t longest_token = 64;
   char token[longest_token] = {};  // then zeros
   char protocol[6] = {'s', 't', 'g', 'p', 'r', 'm'};
-  std::uint16_t version = 2;
+  std::uint16_t version = 3;
 };
 static_assert(sizeof(Hello) == 72);
 
@@ -44,17 +43,13 @@ class FrameReader {
   /// @param expected  the first bytes of the other side, or null; must outlive this object
   explicit FrameReader(Hello const* expected) noexcept : expected_(expected) {}
 
-  /// The memory for the next bytes; large payloads are received directly at their destination.
-  [[nodiscard]] std::span<std::byte> space() noexcept {
-    direct_ = payload_.size() - got_ >= small_bytes;
-    if (direct_) return payload_.subspan(got_, std::min(payload_.size() - got_, piece_bytes));
-    return std::span(in_).subspan(filled_);
-  }
+  /// The memory for the next bytes. It is small enough to stay in a cache, so that a payload is
+  /// checked there, and its destination is only written.
+  [[nodiscard]] std::span<std::byte> space() noexcept { return std::span(in_).subspan(filled_); }
   /// Called when so many bytes have arrived there. Delivers the messages that they complete.
-  /// @throws Error for bytes that are not frames, or what `end` throws
+  /// @throws Error  for bytes that are not frames, or what `end` throws
   void came(std::size_t count, MessageEnd& end) {
-    (direct_ ? got_ : filled_) += count;
-    if (direct_) check();
+    filled_ += count;
     std::size_t at = 0;
     if (expected_ != nullptr && filled_ >= sizeof(Hello)) {
       check_hello(in_.data());
@@ -73,9 +68,9 @@ class FrameReader {
   [[nodiscard]] bool partial() const noexcept { return in_frame_ || filled_ != 0; }
   /// Ignores everything that arrives from now on.
   void forget() noexcept {
-    in_frame_ = direct_ = false;
+    in_frame_ = false;
     payload_ = {};
-    got_ = filled_ = 0;
+    filled_ = 0;
   }
 
  private:
@@ -88,33 +83,27 @@ class FrameReader {
       if (message_.unused != 0) refuse_message(message_, "is none of this protocol");
       payload_ = end.payload_buffer(message_);
       in_frame_ = true;
-      got_ = checked_ = 0;
+      got_ = 0;
       sum_ = {};
-      sum_.add(std::as_bytes(std::span(&message_, 1)));
     }
-    if (std::size_t const count = std::min(filled_ - at, payload_.size() - got_); count != 0) {
-      std::memcpy(payload_.data() + got_, in_.data() + at, count);
+    std::size_t const left = payload_.size() - got_;
+    std::size_t count = std::min(filled_ - at, left);
+    if (count != left)
+      count -= count % FrameChecksum::block_bytes;  // the rest of the block follows
+    if (count != 0) {
+      sum_.copy(payload_.data() + got_, std::span(in_).subspan(at, count));
+      end.part_received(message_, {got_, got_ + count});
       at += count;
       got_ += count;
-      check();
     }
     if (got_ != payload_.size() || filled_ - at < sizeof(std::uint64_t)) return false;
     std::uint64_t sum = 0;
     std::memcpy(&sum, in_.data() + at, sizeof(sum));
     at += sizeof(sum);
-    if (sum != sum_.value()) refuse_message(message_, "does not agree with its checksum");
+    if (sum != sum_.value(message_)) refuse_message(message_, "does not agree with its checksum");
     in_frame_ = false;
-    payload_ = {};
-    got_ = 0;
     end.received(message_);
     return true;
-  }
-
-  /// Done while it is still in the cache.
-  void check() noexcept {
-    std::size_t const until = got_ == payload_.size() ? got_ : got_ / 32 * 32;
-    sum_.add(std::as_bytes(payload_.subspan(checked_, until - checked_)));
-    checked_ = until;
   }
 
   void check_hello(std::byte const* from) {
@@ -135,13 +124,11 @@ class FrameReader {
   Hello const* expected_;  // null once they have arrived
   std::array<std::byte, buffer_bytes> in_;
   std::size_t filled_ = 0;  // of it
-  bool direct_ = false;     // the next bytes go to `payload_`
   bool in_frame_ = false;
   Message message_;               // whose payload comes
   std::span<std::byte> payload_;  // for it
   std::size_t got_ = 0;           // of it
-  std::size_t checked_ = 0;       // likewise
-  WideChecksum sum_;
+  FrameChecksum sum_;             // likewise
 };
 
 /// Makes frames of messages: small ones are collected in a buffer, and large payloads are sent from
@@ -196,13 +183,13 @@ class FrameWriter {
     filled_ += count;
   }
   void append_sum() noexcept {
-    std::uint64_t const sum = sum_.value();
+    std::uint64_t const sum = sum_.value(message_);
     append(&sum, sizeof(sum));
   }
   void add(Message const& message, std::span<std::byte const> payload) noexcept {
     append(&message, sizeof(message));
+    message_ = message;
     sum_ = {};
-    sum_.add(std::as_bytes(std::span(&message, 1)));
     if (payload.size() > small_bytes) {
       payload_ = payload;
       return;
@@ -217,7 +204,8 @@ class FrameWriter {
   std::size_t sent_ = 0;                // of these
   std::span<std::byte const> piece_;    // of a large frame, what is being sent
   std::span<std::byte const> payload_;  // behind it
-  WideChecksum sum_;
+  Message message_;                     // of the frame
+  FrameChecksum sum_;                   // of its payload
 };
 
 }  // namespace stagger::detail::framed
