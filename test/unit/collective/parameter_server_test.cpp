@@ -119,7 +119,7 @@ struct Processes {
   void push(int client, bool last = true) {
     Values one;
     one.padded[0] = 1;
-    server.push(client, 0, one.bytes(), last);
+    server.push(client, 0, one.bytes(), last, {}, true);
     if (last) server.ask(client, 0, {sg::collective::detail::Ask::everything});
   }
   float take_last(int client) {
