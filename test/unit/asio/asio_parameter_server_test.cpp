@@ -12,8 +12,10 @@
 #include <exception>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <thread>
@@ -277,6 +279,32 @@ TEST_CASE("asio/AsioParameterServer: layers larger than every buffer arrive whol
   }
 }
 
+TEST_CASE("asio/FrameChecksum: that of docs/workers_protocol.md, in whatever parts bytes come",
+          "[asio]") {
+  std::mt19937_64 random(5);
+  for (std::size_t const size : {0, 1, 8, 127, 128, 129, 4096, 70001}) {
+    CAPTURE(size);
+    std::string bytes(size, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    remote::Message const message{
+        .kind = remote::MessageKind::push, .number = random(), .bytes = size};
+    sg::detail::framed::FrameChecksum whole, parts;
+    whole.add(std::as_bytes(std::span(bytes)));
+    std::string copied(size, 'x');
+    auto const to = std::as_writable_bytes(std::span(copied));
+    for (std::size_t at = 0, count = 0; at < size; at += count) {
+      count = std::min<std::size_t>(size - at, 128 * (1 + random() % 20));
+      parts.copy(to.data() + at, std::as_bytes(std::span(bytes)).subspan(at, count));
+    }
+    CHECK(copied == bytes);
+    for (auto const& sum : {whole, parts}) {
+      std::uint64_t const value = sum.value(message);
+      CHECK(frame(message, bytes).substr(32 + size) ==
+            std::string(reinterpret_cast<char const*>(&value), 8));
+    }
+  }
+}
+
 TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a frame", "[asio]") {
   OnPort const server(2);
   auto const said = [&](std::string const& bytes) {
@@ -534,6 +562,35 @@ TEST_CASE(
 TEST_CASE("asio/AsioParameterServer: a push that is not finite is refused", "[asio]") {
   OnPort const server(2, adam);
   refuses_infinities(server, server);
+}
+
+TEST_CASE("asio/AsioParameterServer: so is a large one, wherever it is not finite", "[asio]") {
+  constexpr std::size_t size = 50000;  // which arrives in several parts
+  for (std::size_t const at : {std::size_t{0}, size / 2, size - 1}) {
+    CAPTURE(at);
+    sg::collective::ParameterServer const server({.workers = 1});
+    sg::host::AsioParameterServer const listening(server);
+    struct : sg::detail::ParameterListener {
+      void arrived(std::size_t, std::uint32_t) noexcept override {}
+      void lost(std::exception_ptr) noexcept override {}
+    } told;
+    std::vector<LayerParameters> model(1);
+    std::vector<float> values(size);
+    declare(model[0], values, 0);
+    auto const link = sg::host::RemoteParameterServer({.port = listening.port()}).worker(0).link();
+    link->join({model.data(), 1}, rules(sgd, 1), told);
+    link->begin();
+    link->read(0, reinterpret_cast<std::byte*>(values.data()));
+    values[at] = std::numeric_limits<float>::infinity();
+    auto const* const pushed = reinterpret_cast<std::byte const*>(values.data());
+    auto const push_twice = [&] {  // the second one waits for what the server says of the first
+      link->push(0, pushed, false);
+      link->push(0, pushed, false);
+    };
+    REQUIRE_THROWS_WITH(push_twice(), Catch::Matchers::Contains(
+                                          "push 1 of worker 0 has a number in layer 0 that is "
+                                          "not finite; it was not added"));
+  }
 }
 
 TEST_CASE("asio/AsioParameterServer: another optimizer of equal numbers is refused", "[asio]") {

@@ -410,6 +410,33 @@ TEST_CASE("collective/RemoteLink: on arrival, weights are there until newer ones
   CHECK(a.value() == 3);
 }
 
+TEST_CASE("collective/RemoteLink: exchanges memory for a push and for weights", "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0, sg::staleness::Adds::on_arrival);
+  a.begin_and_read();
+  sg::detail::ParameterBlock pushed, taken;
+  for (auto* const block : {&pushed, &taken}) block->make(nullptr, a.bytes.size());
+  double const sums[] = {1, 3};  // of the changes 1 and 2
+  for (int step = 0; step < 2; ++step) {
+    double const change = step + 1;
+    std::memcpy(pushed.data(), &change, sizeof(change));
+    std::byte const* const given = pushed.data();
+    a.link.hand_over(0, pushed);
+    CHECK(pushed.data() != given);
+    CHECK(pushed.size() == a.bytes.size());
+    std::fill(pushed.span().begin(), pushed.span().end(), std::byte{0xff});
+    a.link.ask(0, 0);
+    a.wire->carry_all();
+    REQUIRE(a.told.arrivals == step + 1);
+    std::byte const* const before = taken.data();
+    CHECK(a.link.take_over(0, 0, taken).own == static_cast<std::uint32_t>(step) + 1);
+    CHECK(taken.data() != before);
+    double value = 0;
+    std::memcpy(&value, taken.data(), sizeof(value));
+    CHECK(value == sums[step]);
+  }
+}
+
 TEST_CASE("collective/RemoteLink: on arrival, the last weights are asked for behind others",
           "[collective]") {
   Server server(OnFailure::fail_fast);

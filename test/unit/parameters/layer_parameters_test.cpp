@@ -123,6 +123,33 @@ TEST_CASE("engine/LayerParameters: a part is added, squared and updated by itsel
   CHECK(gradient<double>(parameters.views(), 1)[0] == 0);
 }
 
+TEST_CASE("engine/LayerParameters: memory can be exchanged, and views follow", "[engine]") {
+  LayerParameters parameters;
+  made(parameters).reserve_versions(2);
+  detail::ParameterBlock other;
+  other.make(nullptr, parameters.bytes_of_values());
+  void* const first = parameters.views()[0].value;
+  double const seven = 7;
+  std::memcpy(other.data() + parameters.range(1).first, &seven, sizeof(seven));
+  CHECK(parameters.exchange(0, [&](detail::ParameterBlock& block) {
+    std::swap(block, other);
+    return 3;
+  }) == 3);
+  CHECK(other.data() == first);
+  CHECK(values<double>(parameters, 1) == std::vector<double>{7, 0});
+  CHECK(values<double>(parameters, 1, 1) == std::vector<double>{0, 0});
+  CHECK(parameters.value_bytes_of(parameters.range(1)).data() == parameters.views()[1].value);
+  // Also if the link has failed after it has taken the memory.
+  auto const fails = [&](detail::ParameterBlock& block) {
+    std::swap(block, other);
+    throw 1;
+  };
+  CHECK_THROWS_AS(parameters.exchange(LayerParameters::gradients, fails), int);
+  CHECK(values<double>(parameters, 1) == std::vector<double>{7, 0});
+  CHECK(gradient<float>(parameters.views(), 0)[0] == 1);
+  CHECK(parameters.stored().gradients.data() == first);
+}
+
 TEST_CASE("engine/LayerParameters: an update goes from one version to another", "[engine]") {
   LayerParameters parameters;
   made(parameters);
