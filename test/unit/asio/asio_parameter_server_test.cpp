@@ -282,7 +282,7 @@ TEST_CASE("asio/AsioParameterServer: layers larger than every buffer arrive whol
 TEST_CASE("asio/FrameChecksum: that of docs/workers_protocol.md, in whatever parts bytes come",
           "[asio]") {
   std::mt19937_64 random(5);
-  for (std::size_t const size : {0, 1, 8, 127, 128, 129, 4096, 70001}) {
+  for (std::size_t const size : {0U, 1U, 8U, 127U, 128U, 129U, 4096U, 70001U}) {
     CAPTURE(size);
     std::string bytes(size, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
