@@ -38,9 +38,8 @@ class FrameChecksum {
  private:
   typedef std::uint64_t Pair __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
   static constexpr std::size_t pairs = block_bytes / sizeof(Pair);
-  static constexpr std::size_t line_bytes = 64;  // of a cache
-  static constexpr std::size_t ahead_bytes =
-      4096;  // processors do not fetch as far ahead themselves
+  static constexpr std::size_t line_bytes = 64;     // of a cache
+  static constexpr std::size_t ahead_bytes = 4096;  // further than processors fetch by themselves
 
   template <bool copies> void pass(std::byte* to, std::span<std::byte const> from) noexcept {
     constexpr std::make_index_sequence<pairs> each;
