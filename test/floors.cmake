@@ -251,7 +251,7 @@ foreach(header IN LISTS headers)
   endif()
 endforeach()
 
-foreach(folder IN LISTS counted ITEMS engine/detail program/detail train/detail)
+foreach(folder IN LISTS counted ITEMS engine/detail engine/detail/exchange program/detail train/detail)
   file(GLOB of_folder ${ROOT}/include/stagger/${folder}/*.hpp)
   list(LENGTH of_folder count)
   if(count GREATER most)

@@ -6,9 +6,9 @@
 ///         stagger_add_separate(<target>).
 
 #include <stagger/engine/append_layers.hpp>
-#include <stagger/engine/detail/overlapped_exchange.hpp>
-#include <stagger/engine/detail/step_exchange.hpp>
-#include <stagger/engine/detail/stream_exchange.hpp>
+#include <stagger/engine/detail/exchange/overlapped_exchange.hpp>
+#include <stagger/engine/detail/exchange/step_exchange.hpp>
+#include <stagger/engine/detail/exchange/stream_exchange.hpp>
 #include <stagger/engine/make_session.hpp>
 #include <stagger/host/detail/threads_backend.hpp>
 #include <stagger/host/threads.hpp>

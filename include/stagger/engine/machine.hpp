@@ -16,7 +16,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/exchange_ops.hpp>
+#include <stagger/engine/detail/exchange/exchange_ops.hpp>
 #include <stagger/engine/detail/execution.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>

@@ -18,9 +18,9 @@
 #include <stagger/engine/setup.hpp>
 #include <stagger/engine/step.hpp>
 #ifndef STAGGER_SEPARATE_COMPILATION
-#include <stagger/engine/detail/overlapped_exchange.hpp>
-#include <stagger/engine/detail/step_exchange.hpp>
-#include <stagger/engine/detail/stream_exchange.hpp>
+#include <stagger/engine/detail/exchange/overlapped_exchange.hpp>
+#include <stagger/engine/detail/exchange/step_exchange.hpp>
+#include <stagger/engine/detail/exchange/stream_exchange.hpp>
 #endif
 
 namespace stagger {

@@ -18,7 +18,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/policy_numbers.hpp>
 #include <stagger/core/shape.hpp>
-#include <stagger/engine/detail/exchange_ops.hpp>
+#include <stagger/engine/detail/exchange/exchange_ops.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
@@ -71,7 +71,7 @@ class LocalExchange;
 class OverlappedExchange;
 class StepExchange;
 class StreamExchange;
-/// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it.
+/// For `ServerChoice`, by address. `engine/detail/exchange/server_exchange.hpp` defines it.
 template <class Made>
 std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
                                         Machine& machine, StalenessModel const& staleness,

@@ -52,9 +52,9 @@ struct OverlappedSynchronous {
   Budget budget{};
   Prediction prediction{};
   overlapped::Normalisation normalisation = overlapped::Normalisation::sum;
-  /// If true, late values replace predicted ones before a stage's first forward if they have
-  /// arrived, so the bits depend on timing. If false, they do so after the computation, and the
-  /// bits do not.
+  /// If true, late values of a layer replace predicted ones before its first forward of the step if
+  /// they have arrived, so the bits depend on timing. If false, they do so after the computation,
+  /// and the bits do not.
   bool immediate = false;
 
   [[nodiscard]] constexpr int minibatches() const noexcept { return 1; }

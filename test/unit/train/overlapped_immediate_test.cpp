@@ -7,16 +7,20 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include <stagger/collective/parameter_server.hpp>
+#include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/sim/clock.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/train/pipeline.hpp>
 
+#include "forwarding_link.hpp"
 #include "overlapped_oracle.hpp"
 
 namespace overlapped_immediate_test {
@@ -111,7 +115,113 @@ TakenUp take_up(int workers, sg::sim::Links const& link, double jitter) {
   return taken;
 }
 
+/// Holds back requests for late values until it is told to send them. In the first step no values
+/// are late, nor in the first after one that failed; in all others all of them.
+class Holding final : public Forwarding {
+ public:
+  using Forwarding::Forwarding;
+  void begin() override {
+    asked_ = {};
+    held_ = {};
+    Forwarding::begin();
+  }
+  void ask(std::size_t l, std::uint32_t rounds, Bytes part) override {
+    if (rounds == 1 && !std::exchange(asked_[l], true)) return Forwarding::ask(l, rounds, part);
+    held_[l] = rounds;
+  }
+  /// The server answers at once.
+  void send(std::size_t l) {
+    if (std::uint32_t const rounds = std::exchange(held_[l], 0); rounds != 0)
+      Forwarding::ask(l, rounds, {0, layer_bytes});
+  }
+
+ private:
+  std::array<std::uint32_t, layers> held_{};
+  std::array<bool, layers> asked_{};  // in the first step since then
+};
+
+/// When it runs, late values of some layers arrive.
+struct SendingLayer : NotingLayer {
+  Holding* link = nullptr;
+  std::vector<std::size_t> sends{};
+  using NotingLayer::NotingLayer;
+  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
+    NotingLayer::forward(context, x, y, saved);
+    for (std::size_t const l : sends) link->send(l);
+  }
+};
+
 }  // namespace
+
+TEST_CASE(
+    "train/OverlappedSynchronous: late values that arrive while a stage's first forward runs are "
+    "taken up by the layers that it has not reached, and by the others after the computation",
+    "[train]") {
+  constexpr int steps = 6, microbatches = 2;
+  sg::collective::ParameterServer const server({.workers = 1});
+  auto const link = std::make_shared<Holding>(server.worker(0).link());
+  std::array<std::vector<Numbers>, layers> seen;
+  std::vector<SendingLayer> stack;
+  for (std::size_t l = 0; l < layers; ++l) {
+    stack.emplace_back(static_cast<int>(l), seen[l]);
+    stack.back().link = link.get();
+  }
+  stack[1].sends = {0, 1, 2};  // only the last of which has not begun its forward
+  stack[3].sends = {3};        // its own, too late
+  auto trainer = sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+      sg::partition::Cuts{{}}, sg::schedule::OneFOneB{}, Immediate{.immediate = true},
+      Through{link}.worker(0), Loss{}, sgd, sg::host::Threads{1});
+  Oracle<sg::optimizer::Sgd> oracle{sgd, products(1), 1};
+  for (int step = 0; step < steps; ++step) {
+    CAPTURE(step);
+    Batch const batch = data(microbatches, 10.0 * step);
+    static_cast<void>(sg::run(trainer.step(batch)));
+    for (std::size_t l = 0; l < layers; ++l) {
+      CAPTURE(l);
+      Numbers const used = step < 2 || l == 2 ? oracle.p[l] : oracle.theta[0][l];
+      if (step > 1) REQUIRE(oracle.p[l] != oracle.theta[0][l]);
+      REQUIRE(seen[l] == std::vector<Numbers>(2 * microbatches, used));
+      oracle.theta[0][l] = used;
+      seen[l].clear();
+    }
+    oracle.train({batch});
+  }
+}
+
+TEST_CASE(
+    "train/OverlappedSynchronous: after a step that failed in a first forward, layers see "
+    "the weights of the server",
+    "[train]") {
+  struct Failing : SendingLayer {
+    int* fails = nullptr;
+    using SendingLayer::SendingLayer;
+    void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
+      if (*fails != 0 && --*fails == 0) throw std::runtime_error("killed");
+      SendingLayer::forward(context, x, y, saved);
+    }
+  };
+  sg::collective::ParameterServer const server({.workers = 1});
+  auto const link = std::make_shared<Holding>(server.worker(0).link());
+  std::array<std::vector<Numbers>, layers> seen;
+  std::vector<Failing> stack;
+  int fails = 0;
+  for (std::size_t l = 0; l < layers; ++l) {
+    stack.emplace_back(static_cast<int>(l), seen[l]);
+    stack.back().link = link.get();
+    stack.back().fails = &fails;
+  }
+  stack[3].sends = {0, 1, 2, 3};
+  auto trainer = sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+      sg::partition::Cuts{{}}, sg::schedule::OneFOneB{}, Immediate{.immediate = true},
+      Through{link}.worker(0), Loss{}, sgd, sg::host::Threads{1});
+  for (int step = 0; step < 3; ++step) static_cast<void>(sg::run(trainer.step(data(2, step))));
+  fails = 2;
+  CHECK_THROWS(static_cast<void>(sg::run(trainer.step(data(2, 3)))));
+  for (auto& of : seen) of.clear();
+  auto const before = weights(trainer);
+  static_cast<void>(sg::run(trainer.step(data(2, 4))));
+  for (std::size_t l = 0; l < layers; ++l) CHECK(seen[l] == std::vector<Numbers>(4, before[l]));
+}
 
 TEST_CASE(
     "train/OverlappedSynchronous: what arrives before the first forward of a stage is taken up at "

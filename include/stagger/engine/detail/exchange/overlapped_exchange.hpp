@@ -18,7 +18,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
-#include <stagger/engine/detail/server_exchange.hpp>
+#include <stagger/engine/detail/exchange/server_exchange.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/program/version_passes.hpp>
@@ -36,6 +36,66 @@ namespace stagger::detail {
 /// Whether the stream of a link has ended by an error, and by which.
 struct LinkStatus final : StepStatus {
   using StepStatus::begin_status, StepStatus::failure;
+};
+
+/// @param step  for which the server says which layers are late
+/// @param own   the worker's
+[[noreturn]] [[gnu::cold]] inline void refuse_late_layers(std::uint32_t step, std::uint32_t own) {
+  raise(Errc::mismatch, "the server says which layers are late in step ", step,
+        ", but this worker is in step ", own, "; use one version of the library everywhere");
+}
+
+/// A layer whose late values had not arrived when the first forward of its stage in a step began. It
+/// runs in place of the layer in that forward, and looks for them again just before the layer.
+class LateForward {
+ public:
+  /// @param taker  what takes late values that have arrived: take(taker, layer)
+  void replace(LayerRun& layer, void* taker, void (*take)(void* taker, std::size_t layer),
+               std::size_t number) {
+    replaced_ = &layer;
+    object_ = layer.object;
+    ops_ = layer.ops;
+    taker_ = taker;
+    take_ = take;
+    number_ = number;
+    own_ = *layer.ops;
+    own_.forward = &LateForward::forward;
+    layer.object = this;
+    layer.ops = &own_;
+  }
+  /// Puts the layer back in its place.
+  void restore() noexcept {
+    if (replaced_ == nullptr) return;
+    replaced_->object = object_;
+    replaced_->ops = ops_;
+    replaced_ = nullptr;
+  }
+
+ private:
+  static void forward(void* self, Context& context, void const* x, void* y, void* saved) {
+    auto& late = *static_cast<LateForward*>(self);
+    late.restore();
+    late.take_(late.taker_, late.number_);
+    late.ops_->forward(late.object_, context, x, y, saved);
+  }
+
+  LayerRun* replaced_ = nullptr;  // null: the layer is in its place
+  void* object_ = nullptr;        // of the layer
+  LayerOps const* ops_ = nullptr;
+  void* taker_ = nullptr;
+  void (*take_)(void*, std::size_t) = nullptr;
+  std::size_t number_ = 0;
+  LayerOps own_{};
+};
+
+/// What an exchange with late layers knows of a layer.
+struct LateLayer {
+  // For even and odd steps: how many of the first bytes of its values are late; 0 once they have
+  // arrived.
+  std::array<std::size_t, 2> late{};
+  std::atomic<bool> here{false};  // whether the late values of the step before have arrived
+  ParameterBlock kept{};          // memory of the prediction
+  LateForward forward;
 };
 
 /// Steps are counted from 0 since the link opened. The first begins when the server says which
@@ -76,11 +136,12 @@ class OverlappedExchange final : public ServerExchange {
     else if (in.snapshot())
       pull(machine, in);
     else
-      take_late(cells_[in.cell]);
+      correct(in);
     return in.reaches_server();
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
+    for (LateLayer& layer : layers_) layer.forward.restore();
     if (!is_open() || !program_->exchanges()) return;
     if (why) return close(why);
     if (!program_->training) return;
@@ -102,7 +163,7 @@ class OverlappedExchange final : public ServerExchange {
       await("late values have not arrived", [this] {
         return std::all_of(cells_.begin(), cells_.end(), [](auto& c) { return c.missing == 0; });
       });
-      for (CellLayers const& cell : cells_) take_late(cell);
+      for (CellLayers const& cell : cells_) each_layer(cell, [&](std::size_t l) { take_late(l); });
     } catch (Error const& error) {
       close(std::current_exception());
       if (error.code() != Errc::peer_failed) throw;  // otherwise the weights are now the server's
@@ -110,19 +171,11 @@ class OverlappedExchange final : public ServerExchange {
   }
   [[nodiscard]] std::uint64_t bytes() const override {
     std::uint64_t sum = 0;
-    for (Layer const& layer : layers_) sum += layer.kept.size();
+    for (LateLayer const& layer : layers_) sum += layer.kept.size();
     return sum;
   }
 
  private:
-  struct Layer {
-    // For even and odd steps: how many of the first bytes of its values are late; 0 once they have
-    // arrived.
-    std::array<std::size_t, 2> late{};
-    std::atomic<bool> here{false};  // whether the late values of the step before have arrived
-    ParameterBlock kept{};          // memory of the prediction
-  };
-
   /// @param not_here  what is waited for and has not come
   template <class Here> [[gnu::cold]] void await(char const* not_here, Here here) {
     double const most_s = machine_.options().deadline_s;
@@ -174,18 +227,29 @@ class OverlappedExchange final : public ServerExchange {
       if (machine_.parameters()[l].bytes_of_values() != 0) body(l);
   }
 
-  /// Takes the late values that have arrived.
-  void take_late(CellLayers const& cell) {
+  /// Takes the late values of a layer, if they have arrived.
+  void take_late(std::size_t l) {
+    LateLayer& layer = layers_[l];
+    ByteRange const part{0, late(l, steps_ - 1)};
+    if (part.last == 0 || !layer.here.load()) return;
+    layer.late[(steps_ - 1) % 2] = 0;
+    LayerParameters& own = machine_.parameters()[l];
+    link_->take(l, steps_, own.values().data(), part);
+    count(l, TrafficKind::pulls, part);
+    if (calls().remember != nullptr)
+      calls().remember(staleness_.policy, own, layer.kept.data(), part);
+  }
+  /// Takes those of a cell's layers that have arrived, and lets its first forward look for the rest.
+  void correct(Instruction const& in) {
+    CellLayers const& cell = cells_[in.cell];
+    StageRun& stage = machine_.run.cells[in.cell];
     each_layer(cell, [&](std::size_t l) {
-      Layer& layer = layers_[l];
-      ByteRange const part{0, late(l, steps_ - 1)};
-      if (part.last == 0 || !layer.here.load()) return;
-      layer.late[(steps_ - 1) % 2] = 0;
-      LayerParameters& own = machine_.parameters()[l];
-      link_->take(l, steps_, own.values().data(), part);
-      count(l, TrafficKind::pulls, part);
-      if (calls().remember != nullptr)
-        calls().remember(staleness_.policy, own, layer.kept.data(), part);
+      take_late(l);
+      if (!program_->training || late(l, steps_ - 1) == 0) return;
+      auto const take = [](void* self, std::size_t layer) {
+        static_cast<OverlappedExchange*>(self)->take_late(layer);
+      };
+      layers_[l].forward.replace(stage.layers[l - cell.first], this, take, l);
     });
   }
 
@@ -195,7 +259,7 @@ class OverlappedExchange final : public ServerExchange {
     each_layer(cell, [&](std::size_t l) {
       if (late(l, steps_ - 1) != 0) cell.seen = steps_ - 1;
     });
-    take_late(cell);
+    each_layer(cell, [&](std::size_t l) { take_late(l); });
     std::size_t missing = 0;
     each_layer(cell, [&](std::size_t l) {
       LayerParameters const& own = machine_.parameters()[l];
@@ -250,7 +314,7 @@ class OverlappedExchange final : public ServerExchange {
   [[gnu::cold]] void close(std::exception_ptr const& why) {
     ServerExchange::close(why);
     link_status_.begin_status();
-    for (Layer& layer : layers_) layer.late = {};  // no late values will arrive any more
+    for (LateLayer& layer : layers_) layer.late = {};  // no late values will arrive any more
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
@@ -277,14 +341,13 @@ class OverlappedExchange final : public ServerExchange {
   }
   [[gnu::cold]] void refuse(std::uint32_t step) noexcept {
     try {
-      raise(Errc::mismatch, "the server says which layers are late in step ", step,
-            ", but this worker is in step ", steps_, "; use one version of the library everywhere");
+      refuse_late_layers(step, steps_);
     } catch (...) {
       lost(std::current_exception());
     }
   }
 
-  FixedArray<Layer> layers_;
+  FixedArray<LateLayer> layers_;
   LinkStatus link_status_;
   std::uint32_t steps_ = 0;              // since the link opened
   std::atomic<std::uint32_t> known_{0};  // the step whose late layers are known

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/detail/server_exchange.hpp>
+#include <stagger/engine/detail/exchange/server_exchange.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/program/exchange_rules.hpp>
 

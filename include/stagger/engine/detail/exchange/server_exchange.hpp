@@ -17,7 +17,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
-#include <stagger/engine/detail/exchange_ops.hpp>
+#include <stagger/engine/detail/exchange/exchange_ops.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/program/exchange_rules.hpp>

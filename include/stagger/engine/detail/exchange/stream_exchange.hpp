@@ -15,7 +15,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/server_exchange.hpp>
+#include <stagger/engine/detail/exchange/server_exchange.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::detail {
