@@ -11,6 +11,7 @@
 
 #include <stagger/cluster/profile.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/math.hpp>
 
 namespace stagger::cluster {
 
@@ -112,11 +113,11 @@ struct Cluster {
 namespace detail {
 
 constexpr void require_link(Link const& link, std::string const& where) {
-  if (!finite_and_not_negative(link.alpha_s))
+  if (!stagger::detail::math::finite_and_not_negative(link.alpha_s))
     raise(Errc::bad_data, where, " has alpha_s = ", link.alpha_s,
           "; give a finite number of seconds that is not negative");
   auto const rate = [&](char const* field, double value) {
-    if (!finite_and_not_negative(value) || !(value > 0))
+    if (!stagger::detail::math::finite_and_not_negative(value) || !(value > 0))
       raise(Errc::bad_data, where, " has ", field, " = ", value,
             ", so that nothing can be reached over it; give a finite number above 0");
   };
@@ -144,7 +145,7 @@ constexpr void require_cluster(Cluster const& cluster) {
       raise(Errc::bad_data, "device ", d, " ('", device.kind, "') has ", field, " = ", value,
             remedy);
     };
-    if (!detail::finite_and_not_negative(device.speed) || !(device.speed > 0))
+    if (!stagger::detail::math::finite_and_not_negative(device.speed) || !(device.speed > 0))
       refuse("speed", device.speed, "; give a finite number above 0");
     if (device.memory_bytes == 0) refuse("memory_bytes", 0, "; give its bytes");
     if (device.node < before || device.node >= cluster.nodes())

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/math.hpp>
 
 namespace stagger::cluster {
 
@@ -85,11 +85,6 @@ struct Profile {
 
 namespace detail {
 
-/// Whether a value is finite and not negative; usable in constant expressions.
-[[nodiscard]] constexpr bool finite_and_not_negative(double x) noexcept {
-  return x >= 0 && x <= std::numeric_limits<double>::max();
-}
-
 [[gnu::cold]] inline std::string name_of(Layer const& layer, std::size_t index) {
   return layer.name.empty() ? text("layer ", index)
                             : text("layer ", index, " ('", layer.name, "')");
@@ -97,7 +92,7 @@ namespace detail {
 
 constexpr void require_time(Layer const& layer, std::size_t index, char const* field, double value,
                             std::string_view kind = {}) {
-  if (finite_and_not_negative(value)) return;
+  if (stagger::detail::math::finite_and_not_negative(value)) return;
   raise(Errc::bad_data, name_of(layer, index), " has ", field, " = ", value,
         kind.empty() ? std::string() : text(" on ", std::string(kind)),
         "; give a finite number of seconds that is not negative");

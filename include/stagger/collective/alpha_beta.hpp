@@ -6,10 +6,10 @@
 
 #include <bit>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/math.hpp>
 
 namespace stagger::collective {
 
@@ -41,13 +41,8 @@ namespace detail {
   return n < 2 ? 0 : static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1)));
 }
 
-/// std::isfinite for constant expressions, and not below zero.
-[[nodiscard]] constexpr bool finite_and_not_negative(double x) noexcept {
-  return x >= 0 && x <= std::numeric_limits<double>::max();
-}
-
 constexpr void require_cost(char const* what, double value) {
-  if (finite_and_not_negative(value)) return;
+  if (stagger::detail::math::finite_and_not_negative(value)) return;
   raise(Errc::bad_configuration, what, " is ", value,
         "; it must be a finite number that is not negative");
 }

@@ -13,6 +13,7 @@
 #include <stagger/collective/alpha_beta.hpp>
 #include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/math.hpp>
 
 namespace stagger::collective {
 
@@ -68,7 +69,7 @@ constexpr void require_backward(Backward const& b, CostLine cost) {
   int layer = 0;
   for (double const t : b.backward_s) {
     ++layer;
-    if (!finite_and_not_negative(t))
+    if (!stagger::detail::math::finite_and_not_negative(t))
       raise(Errc::bad_data, "the backward time of layer ", layer, " is ", t,
             " s; it must be a finite number that is not negative");
   }

@@ -17,4 +17,9 @@ namespace stagger::detail::math {
 [[nodiscard]] inline bool isfinite(double x) noexcept { return __builtin_isfinite(x); }
 [[nodiscard]] inline double fmax(double x, double y) noexcept { return __builtin_fmax(x, y); }
 
+/// Whether a value is finite and not negative; usable in constant expressions, unlike isfinite.
+[[nodiscard]] constexpr bool finite_and_not_negative(double x) noexcept {
+  return x >= 0 && x <= __DBL_MAX__;
+}
+
 }  // namespace stagger::detail::math

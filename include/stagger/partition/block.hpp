@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/math.hpp>
 #include <stagger/partition/costs.hpp>
 #include <stagger/partition/detail/given_order.hpp>
 
@@ -30,7 +31,7 @@ struct Block {
     Costs plain;
     plain.until_s.push_back({0});
     for (double const w : weights) {
-      if (!cluster::detail::finite_and_not_negative(w))
+      if (!stagger::detail::math::finite_and_not_negative(w))
         raise(Errc::bad_configuration, "a layer weighs ", w,
               "; give a finite number that is not negative");
       plain.until_s.front().push_back(plain.until_s.front().back() + w);

@@ -7,6 +7,7 @@
 #include <span>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/math.hpp>
 
 namespace stagger::plan {
 
@@ -38,10 +39,6 @@ struct Latency {
 
 namespace detail {
 
-[[nodiscard]] constexpr bool is_time(double value) noexcept {
-  return value >= 0 && value <= 1e300;  // false for NaN and infinity, too
-}
-
 constexpr void require_stages(std::span<StageTime const> stages, int microbatches) {
   if (stages.empty())
     raise(Errc::bad_configuration, "an iteration without stages; give one or more");
@@ -50,7 +47,10 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
           " microbatches; give one or more");
   for (std::size_t s = 0; s < stages.size(); ++s) {
     StageTime const& t = stages[s];
-    if (is_time(t.forward_s) && is_time(t.backward_s) && is_time(t.all_reduce_s)) continue;
+    using stagger::detail::math::finite_and_not_negative;
+    if (finite_and_not_negative(t.forward_s) && finite_and_not_negative(t.backward_s) &&
+        finite_and_not_negative(t.all_reduce_s))
+      continue;
     raise(Errc::bad_data, "stage ", s, " takes ", t.forward_s, " s forward, ", t.backward_s,
           " s backward and ", t.all_reduce_s,
           " s for its gradients; times must be finite and not negative");

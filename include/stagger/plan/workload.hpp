@@ -18,6 +18,7 @@
 #include <stagger/collective/grouping/optimal.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/core/math.hpp>
 #include <stagger/placement/fill.hpp>
 #include <stagger/plan/latency.hpp>
 
@@ -234,7 +235,7 @@ class Workload {
     if (request_.microbatch < 0)
       refuse(text("microbatches of ", request_.microbatch,
                   " samples per device; give 1 or more, or 0 for the profile's batch"));
-    if (!detail::is_time(request_.memory_factor))
+    if (!stagger::detail::math::finite_and_not_negative(request_.memory_factor))
       refuse(text("a memory factor of ", request_.memory_factor,
                   "; give a finite number that is not negative, such as 4 for Adam"));
     List<bool> usable(cluster_.devices.size(), true);

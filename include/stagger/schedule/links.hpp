@@ -11,6 +11,7 @@
 #include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/core/math.hpp>
 
 namespace stagger::schedule {
 
@@ -48,10 +49,10 @@ inline void require_links(Links const& links) {
   if (!(links.rate > 0))
     raise(Errc::bad_configuration, "a link cannot carry ", links.rate,
           " bytes/s; let Links::rate be more than 0");
-  if (!(links.latency_s >= 0 && links.latency_s < std::numeric_limits<double>::infinity()))
+  if (!stagger::detail::math::finite_and_not_negative(links.latency_s))
     raise(Errc::bad_configuration, "a link cannot have a latency of ", links.latency_s,
           " s; let Links::latency_s be finite and at least 0");
-  if (!(links.loss >= 0 && links.loss < std::numeric_limits<double>::infinity()))
+  if (!stagger::detail::math::finite_and_not_negative(links.loss))
     raise(Errc::bad_configuration, "a link cannot lose ", links.loss,
           " of each byte; let Links::loss be finite and at least 0");
 }

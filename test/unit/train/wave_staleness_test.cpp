@@ -102,6 +102,22 @@ Result look(Setting const& of, Model const& model, double slow, int each, double
 
 }  // namespace
 
+TEST_CASE("staleness/WaveSynchronous: the paper's example, four minibatches in flight", "[train]") {
+  // Counted from 1 as in the paper's figure: the waves of every worker that each minibatch needs.
+  auto const waves = [](int distance, int minibatch) {
+    return sg::staleness::WaveSynchronous{4, distance}.needs(minibatch - 1);
+  };
+  for (int m = 1; m <= 7; ++m) CHECK(waves(0, m) == 0);
+  for (int m = 8; m <= 11; ++m) CHECK(waves(0, m) == 1);
+  for (int m = 12; m <= 15; ++m) CHECK(waves(0, m) == 2);
+  for (int m = 16; m <= 19; ++m) CHECK(waves(0, m) == 3);
+  for (int m = 1; m <= 11; ++m) CHECK(waves(1, m) == 0);
+  CHECK(waves(1, 12) == 1);
+  // Minibatch 11 does without 5 to 10 of others, which are as many as any may lack.
+  CHECK(10 - 4 * waves(0, 11) == 6);
+  CHECK(Setting{2, 4, 0}.s_global() == 6);
+}
+
 TEST_CASE(
     "train/WaveSynchronous: staleness is as large as published and no larger, and the proof's "
     "equation holds",

@@ -57,7 +57,7 @@ class StepExchange : public ServerExchange {
     if (kept_ != 0) {
       change(cell, scale);
       push(in.cell, [this, &in](std::size_t l) {
-        if (exchanges_memory(in.cell) && machine_.model.counted(l))
+        if (exchanges_memory(in.cell))
           hand_over(l, 1);
         else
           link_->push(l, change_of(l, made()), false);
