@@ -210,7 +210,7 @@ class Test:
         self.several = "mpi" in labels  # processes
         judged_by_words = {"PASS_REGULAR_EXPRESSION", "FAIL_REGULAR_EXPRESSION", "FIXTURES_REQUIRED", "FIXTURES_SETUP"}
         self.usable = (bool(self.command) and not judged_by_words & properties.keys() and not properties.get("DISABLED")
-                       and bool({"unit", "mpi", "fuzz"} & set(labels)))
+                       and bool({"unit", "mpi", "fuzz"} & set(labels)) and "example" not in labels)  # examples are not built
 
     def run(self, limit_s, **environment):
         """@return 'passed', 'failed' or 'hung', and the seconds"""
