@@ -17,7 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/collective/parameter_server.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
@@ -35,6 +37,7 @@
 
 #include "sweep.hpp"
 #include "unit/train/forwarding_link.hpp"
+#include "unit/train/in_groups.hpp"
 #include "unit/train/overlapped_oracle.hpp"
 #include "unit/train/replay.hpp"
 
@@ -386,6 +389,32 @@ TEST_CASE("mpi/ParameterServer: steps that push changes have the bits of a seque
         });
         server.serve();
       });
+}
+
+TEST_CASE("mpi/ParameterServer: gradient groups have the bits of a sequential loop", "[mpi]") {
+  workers_oracle::sweep_stale(
+      Sweep(12, processes()),
+      [](workers_oracle::Stale const& stale, int turn, int threads, auto const& optimizer) {
+        sg::mpi::ParameterServer const server({.workers = stale.workers});
+        workers_oracle::InGroups const in_groups{server, sg::collective::grouping::Layerwise{}};
+        workers_oracle::compare_changes(stale, workers_here(stale.workers), optimizer, [&](int n) {
+          return workers_oracle::stepping(stale.model(), in_groups, n, optimizer, cuts_of(n, turn),
+                                          threads);
+        });
+        server.serve();
+      });
+}
+
+TEST_CASE("mpi/ParameterServer: a worker over processes does not push gradient groups", "[mpi]") {
+  sg::collective::ParameterServer const server({.workers = 1});
+  sg::collective::GroupedPushes const pushes{server.worker(0)};
+  CHECK_THROWS_WITH(
+      (sg::Pipeline{sg::Sequential{std::vector<plain_layers::Layer>{plain_layers::Layer(0),
+                                                                    plain_layers::Layer(1)}}}
+           .with(sg::partition::Cuts{{1}}, sg::staleness::Synchronous{}, pushes,
+                 plain_layers::Loss{}, sg::mpi::Processes{})),
+      Catch::Matchers::Contains("a worker over processes pushes at the end of a step, so "
+                                "that its layers cannot be pushed in groups"));
 }
 
 namespace {

@@ -3,7 +3,6 @@
 /// @file   The all-reduce of the gradients of a stage's replicas.
 
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include <stagger/collective/grouping/optimal.hpp>
@@ -31,22 +30,13 @@ template <GroupingPolicy G = grouping::Optimal> struct AllReduce {
   /// adds up: it updates that part and hands it to the others. The bits are the same, and each has
   /// 1 / replicas of the state. Replicas of one process share one state in any case.
   bool shard_optimizer = false;
-  int measured_steps = uses_times() ? 5 : 0;  ///< >= 0; with 0 the grouping sees bytes, no times
+  int measured_steps =
+      detail::uses_times<G>() ? 5 : 0;  ///< >= 0; with 0 the grouping sees bytes, no times
   std::int64_t renew_every = 0;  ///< steps after which all is measured and decided again; 0: never
 
   [[nodiscard]] constexpr std::vector<LayerGroup> groups(Backward const& backward,
                                                          CostLine line) const {
     return grouping.groups(backward, line);
-  }
-
- private:
-  static constexpr bool uses_times() noexcept {
-    static_assert(
-        !requires { &G::uses_times; } || requires { typename std::bool_constant<G::uses_times>; },
-        "stagger: not a GroupingPolicy: its 'uses_times' must be 'static constexpr bool "
-        "uses_times'");
-    if constexpr (requires { G::uses_times; }) return G::uses_times;
-    return true;
   }
 };
 

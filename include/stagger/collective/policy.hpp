@@ -20,6 +20,7 @@
 /// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
 /// | `AllReduce{.shard_optimizer = true}` | the optimizer's state does not fit beside the parameters |
 /// | `ParameterServer::worker(n)` | several pipelines, each with data of its own, train one model |
+/// | `GroupedPushes{server.worker(n)}` | likewise, and pushes take long beside a backward |
 ///
 /// What is called, and when: `groups(backward, line)` is called once for each stage, between two
 /// steps, whenever groups are decided. With `measured_steps` 0 that is before the first step, and

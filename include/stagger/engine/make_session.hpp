@@ -37,6 +37,23 @@ namespace stagger::detail {
   return place;
 }
 
+/// Refuses what a worker that pushes gradient groups while backward runs cannot have.
+/// @param spans  whether the worker may run in several processes
+[[gnu::cold]] inline void require_grouped_pushes(Setup const& setup, bool spans) {
+  auto const refuse = [](char const* what) {
+    raise(Errc::bad_configuration, what,
+          ", so that its layers cannot be pushed in groups while backward still runs; give with() "
+          "server.worker(n) without collective::GroupedPushes, or leave that out");
+  };
+  if (spans) refuse("a worker over processes pushes at the end of a step");
+  if (setup.staleness) refuse("a stream pushes after each of its waves");
+  if (averages(setup.staleness.pushes)) refuse("the staleness model pushes weights");
+  if (setup.staleness.late != nullptr)
+    refuse("the staleness model says at the end of a step which layers are late");
+  if (setup.options.clip_norm) refuse("clip_norm needs the gradients of all layers");
+  if (setup.groups.ops != nullptr) refuse("partition::LayerSplit has ranks share layers");
+}
+
 template <class Device>
 [[gnu::cold]] std::shared_ptr<Session> make_fitting_session(Device const& device,
                                                             List<Layer> layers, Setup& setup) {
@@ -55,6 +72,7 @@ template <class Device>
           "the optimizer says that it is not element_wise, but each replica updates a part of "
           "every parameter; use one whose elements do not depend on each other, or leave "
           "Options::replicas and shard_optimizer out");
+  if (setup.server.pushes_groups) require_grouped_pushes(setup, Device::traits.holds_own_stages);
   if (!replicas.empty()) replicas.ops()->require(replicas, positions, !setup.staleness);
   if constexpr (!Device::traits.sums_while_running || Device::traits.keeps_whole_states)
     if (setup.grouping.shard_optimizer)

@@ -156,6 +156,7 @@ struct Replication : ReplicaChecks {
   [[gnu::cold]] static void begin_step(Machine& machine) {
     ReplicaRun& run = *machine.run.replica_run;
     GroupingDecision::begin_step(machine);
+    if (!machine.model.options.replicas.share_rows()) return;
     auto const& parts = machine.model.options.replicas.parts();
     StepArguments const& asked = machine.run.arguments;
     SlotType const& input = *machine.model.layers[0].ops().input;

@@ -65,6 +65,7 @@ using MakeExchange = std::unique_ptr<Exchange>(std::shared_ptr<ParameterLink> co
 struct ServerChoice {
   std::shared_ptr<ParameterLink> link{};
   MakeExchange* make = nullptr;  // make_exchange
+  bool pushes_groups = false;    // each gradient group while the last backward still runs
 };
 
 class LocalExchange;

@@ -142,8 +142,8 @@ class ProgramCheck {
     } else if (gathers(in.op)) {
       ranks_[state_.rank].target = in.microbatch;
     } else if (exchanges(in.op)) {
-      if (program_.flushes && in.reaches_server() && !gradients_->has_updated(state_.rank))
-        state_.refuse("exchanges parameters before the step's end");
+      if (program_.flushes && in.reaches_server())
+        pushes(in.op) ? gradients_->push(in) : gradients_->pull(in);
       pushes(in.op) ? versions_->push(in) : versions_->pull(in);
     } else if (ends_step(in.op)) {
       if (!program_.training || !program_.flushes || program_.ranks[state_.rank].reducer_for >= 0)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The pass that lets gradients of shared stages be added up while the last backward still
-///         runs.
+/// @file   The pass that lets gradients of shared stages be added up, and those of others be pushed to
+///         a parameter server, while the last backward still runs.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 ///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
 ///         of its communication thread, and each holder of a stage adds up a part of every layer.
@@ -13,6 +13,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/program/detail/lay_out_options.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger {
@@ -21,12 +22,11 @@ namespace detail {
 /// Makes the grouped program.
 class GradientGrouping {
  public:
-  GradientGrouping(Program const& program, List<GradientGroup> const& groups, bool chain_squares,
-                   bool by_library)
+  GradientGrouping(Program const& program, List<GradientGroup> const& groups,
+                   GradientGroupingRules const& rules)
       : old_(program),
         groups_(groups),
-        chain_squares_(chain_squares),
-        by_library_(by_library),
+        rules_(rules),
         inner_(program.signals.size() - (program.exchanges() ? program.cells.size() : 0)) {
     each_stage(program, [&](int stage, IndexRange cells) {
       Holding own{cells.first, cells.last};
@@ -47,6 +47,7 @@ class GradientGrouping {
   [[gnu::cold]] Program make() {
     Program made = old_;
     made.groups = groups_;
+    made.pushes_groups = old_.training && rules_.push;
     std::size_t const signals = old_.signals.size() + 2 * old_.cells.size();
     if (signals > 65535)
       raise(Errc::bad_schedule, old_.cells.size(), " stages on ", old_.ranks.size(),
@@ -100,8 +101,10 @@ class GradientGrouping {
         if (std::uint32_t& signal = rank.waits.back().signal; signal >= inner_)
           signal += static_cast<std::uint32_t>(2 * old_.cells.size());
       }
-      bool const last = gives_weight_gradient(in.op) && held_[in.cell].shared() &&
-                        held_[in.cell].last_backward == i;
+      bool const alone = rules_.push && !held_[in.cell].shared();
+      if (alone && pushes(in.op)) continue;  // its groups were pushed before
+      bool const last = gives_weight_gradient(in.op) && held_[in.cell].last_backward == i &&
+                        (alone || held_[in.cell].shared());
       if (!last) {
         rank.code.push_back(in);
         continue;
@@ -116,22 +119,27 @@ class GradientGrouping {
     return rank;
   }
 
-  /// Appends the last backward of a shared stage in parts, one for each group.
+  /// Appends the last backward of a stage in parts, one for each group, and after each of them what
+  /// tells the stage's reducers of the group or pushes it.
   void push_parts(RankProgram& rank, Instruction const& in, List<std::uint16_t>& gives) const {
     Holding const& own = held_[in.cell];
     Instruction part = in;
+    Instruction push = instruction_on(old_.cells, in.cell, Op::push);
     for (std::size_t g = 0; g < own.groups; ++g) {
       if (own.groups > 1)
         part.op = in.op == Op::backward ? Op::backward_part : Op::backward_weight_part;
       part.group = static_cast<std::uint16_t>(own.group + g);
+      push.group = part.group;
       part.signal_count = 0;
       if (g + 1 == own.groups) break;
-      part.add_signal(ready(in.cell));
+      if (own.shared()) part.add_signal(ready(in.cell));
       rank.code.push_back(part);
+      if (!own.shared()) rank.code.push_back(push);
       part.waits = 0;
     }
-    gives.push_back(static_cast<std::uint16_t>(ready(in.cell)));
+    if (own.shared()) gives.push_back(static_cast<std::uint16_t>(ready(in.cell)));
     rank.append(part, gives);
+    if (!own.shared()) rank.code.push_back(push);
   }
 
   /// Appends the finish of a rank, once all holders of its stages have added up their parts.
@@ -143,10 +151,11 @@ class GradientGrouping {
       Holding const& own = held_[c];
       if (cells[c].rank != self || !own.shared()) continue;
       for (std::size_t d = own.first; d < own.end; ++d)
-        if (!by_library_ || d == c) rank.add_wait(finish, summed(d), own.groups);
-      if (chain_squares_ && c != own.first) rank.add_wait(finish, squared(cells[c - 1].rank), 1);
+        if (!rules_.by_library || d == c) rank.add_wait(finish, summed(d), own.groups);
+      if (rules_.chain_squares && c != own.first)
+        rank.add_wait(finish, squared(cells[c - 1].rank), 1);
     }
-    if (chain_squares_) finish.add_signal(squared(self));
+    if (rules_.chain_squares) finish.add_signal(squared(self));
     finish.add_signal(done);
     rank.code.push_back(finish);
   }
@@ -184,7 +193,7 @@ class GradientGrouping {
       reduce.set_part(static_cast<std::uint16_t>(c - own.first),
                       static_cast<std::uint16_t>(own.end - own.first));
       for (std::size_t d = own.first; d < own.end; ++d)
-        if (!by_library_ || d == c) rank.add_wait(reduce, ready(d), g + 1);
+        if (!rules_.by_library || d == c) rank.add_wait(reduce, ready(d), g + 1);
       reduce.add_signal(summed(c));
       rank.code.push_back(reduce);
     }
@@ -192,8 +201,7 @@ class GradientGrouping {
 
   Program const& old_;
   List<GradientGroup> const& groups_;
-  bool chain_squares_;
-  bool by_library_;
+  GradientGroupingRules rules_;
   std::size_t inner_;   // signals that ranks give; those of a server follow
   List<Holding> held_;  // [cells]
 };
@@ -202,16 +210,14 @@ class GradientGrouping {
 
 /// Splits the last backward of every stage that several ranks hold into gradient groups and adds a
 /// reducer for each of these ranks, which adds up gradients. Steps then end with these sums instead
-/// of `hand_in`.
-/// @param groups         sorted by stage, then in backward order
-/// @param chain_squares  whether the sum of squares of a parameter is passed from holder to holder
-/// @param by_library     whether a library synchronises the holders instead of signals
-/// @throws Error         bad_schedule for more signals than a program can number
-[[nodiscard]] [[gnu::cold]] inline Program group_gradients(Program const& program,
-                                                           List<GradientGroup> const& groups,
-                                                           bool chain_squares = false,
-                                                           bool by_library = false) {
-  return detail::GradientGrouping(program, groups, chain_squares, by_library).make();
+/// of `hand_in`. If groups are pushed, it also splits the last backward of the other stages, each of
+/// whose groups is pushed as soon as its part has run, instead of all at the end of the step.
+/// @param groups  of all stages, sorted by stage, then in backward order
+/// @throws Error  bad_schedule for more signals than a program can number
+[[nodiscard]] [[gnu::cold]] inline Program group_gradients(
+    Program const& program, List<GradientGroup> const& groups,
+    GradientGroupingRules const& rules = {}) {
+  return detail::GradientGrouping(program, groups, rules).make();
 }
 
 }  // namespace stagger

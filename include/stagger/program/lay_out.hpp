@@ -79,8 +79,7 @@ namespace detail {
     program = write();
   }
   if (options.groups != nullptr)
-    program = options.group_gradients(program, *options.groups, options.chain_squares,
-                                      options.sums_by_library);
+    program = options.group_gradients(program, *options.groups, options.grouping);
   detail::drop_unawaited(program);
   return program;
 }

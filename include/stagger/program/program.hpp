@@ -198,7 +198,7 @@ struct Instruction {
   std::uint16_t stage = 0;
   std::uint16_t cell = 0;                 ///< index in Program::cells
   std::array<std::uint16_t, 3> signal{};  ///< that it gives
-  std::uint16_t group = 0;                ///< of Program::groups, where `has_group(op)`
+  std::uint16_t group = 0;  ///< of Program::groups, where `has_group(op)`, or it pushes a group
   std::uint32_t microbatch = 0;
   std::uint16_t x = 0;      ///< the stage's input; unused at the first stage, which reads the batch
   std::uint16_t y = 0;      ///< the input slot of the next stage; unused at the last stage
@@ -290,6 +290,12 @@ struct Cell {
 /// parameter server. @param cells  by stage
 [[nodiscard]] inline bool is_first_holder(List<Cell> const& cells, std::size_t c) noexcept {
   return c == 0 || cells[c - 1].stage != cells[c].stage;
+}
+
+/// Whether no other cell has the same stage. @param cells  by stage
+[[nodiscard]] inline bool is_only_holder(List<Cell> const& cells, std::size_t c) noexcept {
+  return is_first_holder(cells, c) &&
+         (c + 1 == cells.size() || cells[c + 1].stage != cells[c].stage);
 }
 
 /// An instruction on a cell, without operands.
@@ -407,11 +413,12 @@ struct Program {
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
   bool flushes = true;  ///< whether stages update together at the end, except those that update
                         ///< alone
-  int push_minibatches = 0;  ///< in one push to a parameter server; 0: there is none
-  bool late = false;         ///< answers to a step's pushes may come in the step after
-  List<Cell> cells;          ///< by stage, then by rank
-  List<RowEdge> row_edges;   ///< between cells whose shares of a microbatch differ but overlap
-  int computing = 0;         ///< ranks that run the table; the others, after them, add up gradients
+  int push_minibatches = 0;    ///< in one push to a parameter server; 0: there is none
+  bool late = false;           ///< answers to a step's pushes may come in the step after
+  bool pushes_groups = false;  ///< a stage with one holder pushes each gradient group by itself
+  List<Cell> cells;            ///< by stage, then by rank
+  List<RowEdge> row_edges;     ///< between cells whose shares of a microbatch differ but overlap
+  int computing = 0;  ///< ranks that run the table; the others, after them, add up gradients
   List<GradientGroup> groups;  ///< of stages with several cells: by stage, in backward order
   List<RankProgram> ranks;
   List<SignalEnds> signals;

@@ -73,6 +73,8 @@ class Replicas {
   };
 
   [[nodiscard]] bool empty() const noexcept { return counts_.empty(); }
+  /// Whether ranks share the rows of any microbatch.
+  [[nodiscard]] bool share_rows() const noexcept { return parts_.size() > counts_.size(); }
   [[nodiscard]] std::size_t positions() const noexcept { return counts_.size(); }
   [[nodiscard]] List<int> const& counts() const noexcept { return counts_; }  ///< [positions]
   [[nodiscard]] List<Part> const& parts() const noexcept { return parts_; }   ///< [ranks]

@@ -121,6 +121,21 @@ class GroupCheck final : public GradientCheck {
       GradientCheck::require_announced(ends, number);
   }
 
+  void push(Instruction const& in) override {
+    Holder& own = cells_[in.cell];
+    if (!pushes_groups(own)) return GradientCheck::push(in);
+    bool const computed = own.groups > 1 ? own.pushed < own.parts : own.ended == own.to_end;
+    if (own.pushed == own.groups || in.group != own.group + own.pushed || !computed)
+      state_.refuse("pushes gradient group ", in.group, " before it is computed, or twice");
+    ++own.pushed;
+  }
+  void pull(Instruction const& in) override {
+    GradientCheck::pull(in);
+    Holder const& own = cells_[in.cell];
+    if (pushes_groups(own) && own.pushed != own.groups)
+      state_.refuse("pulls weights after ", own.pushed, " of ", own.groups, " gradient groups");
+  }
+
   void reduce(Instruction const& in) override {
     Holder& own = cells_[in.cell];
     if (!state_.program.training || in.group != own.group + own.reduced)
@@ -128,7 +143,7 @@ class GroupCheck final : public GradientCheck {
     if (in.part() != in.cell - own.first || in.parts() != own.end - own.first)
       state_.refuse("adds up part ", in.part(), " of ", in.parts(), ", which is not its own");
     for (std::size_t d = own.first; d < own.end; ++d) {
-      if (options_.sums_by_library && d != in.cell) continue;
+      if (options_.grouping.by_library && d != in.cell) continue;
       Holder const& other = cells_[d];
       std::uint32_t ready = other.ended == other.to_end ? other.last_end : nothing;
       if (own.groups > 1) ready = parts_at_[d * state_.program.groups.size() + in.group];
@@ -143,17 +158,22 @@ class GroupCheck final : public GradientCheck {
  private:
   static constexpr std::uint32_t nothing = 0xffffffff;
 
+  /// Whether a stage pushes each of its groups by itself.
+  [[nodiscard]] bool pushes_groups(Holder const& own) const {
+    return state_.program.pushes_groups && own.end - own.first == 1;
+  }
+
   void require_sums(std::size_t c) const override {
     Holder const& own = cells_[c];
     if (own.groups == 0) return GradientCheck::require_sums(c);
     for (std::size_t d = own.first; d < own.end; ++d) {
-      if (options_.sums_by_library && d != c) continue;
+      if (options_.grouping.by_library && d != c) continue;
       Holder const& other = cells_[d];
       if (other.reduced != own.groups || !state_.knows(other.reducer, other.reduced_at))
         state_.refuse("finishes before all gradients of stage ", state_.program.cells[c].stage,
                       " are added up");
     }
-    if (options_.chain_squares && c != own.first &&
+    if (options_.grouping.chain_squares && c != own.first &&
         !knows_end(rank_of(c - 1), ranks_[rank_of(c - 1)].finished))
       state_.refuse("finishes before the squares of rank ", rank_of(c - 1), " are there");
   }

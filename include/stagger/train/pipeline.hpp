@@ -2,11 +2,14 @@
 #pragma once
 /// @file   Pipeline, the class that users construct.
 
+#include <cstddef>
 #include <memory>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/append_layers.hpp>
 #include <stagger/engine/options.hpp>
@@ -45,6 +48,17 @@ template <class Layers, class Device> [[nodiscard]] Device with_layer_types(Devi
                 requires { device.template use_layers<Layers>(); })
     device.template use_layers<Layers>();
   return device;
+}
+
+/// One replica of each position, by whose functions a worker pushes gradient groups.
+/// @tparam Tag  any class
+template <class Tag> [[nodiscard]] [[gnu::cold]] Replicas one_replica_each(Setup const& setup) {
+  List<int> counts;
+  for (std::size_t s = 0; s <= setup.cuts.size();
+       s += static_cast<std::size_t>(std::max(1, setup.schedule.chunks)))
+    counts.push_back(1);
+  return Replicas::even<std::conditional_t<sizeof(Tag) != 0, WithReplicas, void>>(counts.data(),
+                                                                                  counts.size());
 }
 
 template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
@@ -118,7 +132,7 @@ template <class... Stage> class Pipeline {
       static_assert(!updates_by_kernel<Optimizer> || Device::traits.enqueues_updates,
                     "stagger: this optimizer updates by a kernel, which this device cannot run; "
                     "give Pipeline::with a device of stagger/cuda, or another optimizer");
-      auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
+      auto options = Pick<OptionsTag, Options, P...>::from(policy...);
       auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
       using Policies = Kept<Schedule, Staleness, Collective, Optimizer, Loss>;
       auto const kept = std::make_shared<Policies>(
@@ -138,18 +152,25 @@ template <class... Stage> class Pipeline {
       setup.optimizer =
           optimizer_call<ExchangingPolicy<Staleness>, Optimizer, ServerPolicy<Collective>>(
               kept->optimizer);
-      if constexpr (ServerPolicy<Collective>) {  // it owns `kept`, which must not own it
-        Collective const worker = std::move(kept->collective);
+      if constexpr (ServerPolicy<Collective>) {
+        auto const link = kept->collective.link();
         using Stepping =
             std::conditional_t<sends_late<Staleness>, OverlappedExchange, StepExchange>;
         using Exchanges = std::conditional_t<
             AveragingPolicy<Staleness>, LocalExchange,
             std::conditional_t<Staleness::synchronous, Stepping, StreamExchange>>;
         using Tag = std::conditional_t<sizeof(Collective) != 0, WithServer, void>;
-        setup.server = {worker.link(), ExchangeTable<Tag>::template make<Exchanges>};
-      } else if constexpr (!std::same_as<Collective, DefaultCollective>) {
-        setup.grouping = grouping_of(kept->collective);
+        setup.server = {link, ExchangeTable<Tag>::template make<Exchanges>, SumPolicy<Collective>};
+        // The link owns `kept`, which must not own it.
+        if constexpr (SumPolicy<Collective>) {
+          kept->collective.forget_link();
+          if (options.replicas.empty()) options.replicas = one_replica_each<Tag>(setup);
+        } else {
+          static_cast<void>(Collective(std::move(kept->collective)));
+        }
       }
+      if constexpr (SumPolicy<Collective> && !std::same_as<Collective, DefaultCollective>)
+        setup.grouping = grouping_of(kept->collective);
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;
       setup.kept = kept;

@@ -34,10 +34,14 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 
+#include <stagger/collective/grouping/layerwise.hpp>
+#include <stagger/collective/grouping/optimal.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 
+#include "../train/in_groups.hpp"
 #include "../train/overlapped_failures.hpp"
 #include "../train/overlapped_oracle.hpp"
 #include "../train/replay.hpp"
@@ -200,6 +204,22 @@ TEST_CASE("asio/AsioParameterServer: steps have the bits of one server loop", "[
   sweep_steps([](int workers, int turn, int threads) {
     OnPort const server(workers, adam);
     compare_steps(workers, server, adam, turn, threads);
+  });
+}
+
+TEST_CASE("asio/AsioParameterServer: gradient groups have the bits of a sequential loop",
+          "[asio]") {
+  sweep_stale(Sweep(12), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+    OnPort const server(stale.workers);
+    compare_changes_on_threads(stale, InGroups{server, sg::collective::grouping::Layerwise{}}, turn,
+                               threads, optimizer);
+  });
+  Sweep sweep(4);
+  sweep_steps([&](int workers, int turn, int threads) {
+    if (!sweep.takes()) return;
+    OnPort const server(workers, adam);
+    compare_steps(workers, InGroups{server, sg::collective::grouping::Optimal{}}, adam, turn,
+                  threads);
   });
 }
 

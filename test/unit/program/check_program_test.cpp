@@ -22,6 +22,7 @@
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/pipe_dream_2bw.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/staleness/delayed.hpp>
 #include <stagger/staleness/double_buffered.hpp>
 #include <stagger/staleness/synchronous.hpp>
@@ -87,6 +88,15 @@ struct Pairs {
   [[nodiscard]] constexpr int version(int, int available) const noexcept { return available / 2; }
 };
 
+/// So many groups of every stage.
+std::shared_ptr<List<GradientGroup> const> groups_of_each(int stages, int groups) {
+  auto list = std::make_shared<List<GradientGroup>>();
+  for (int s = 0; s < stages; ++s)
+    for (int g = groups; g-- > 0;)
+      list->push_back({s, g, g + 1 == groups ? GradientGroup::all : g});
+  return list;
+}
+
 /// Workers that train with others through a parameter server.
 void add_workers(Cases& cases) {
   static std::vector<std::unique_ptr<staleness::WaveSynchronous>> kept;
@@ -107,6 +117,19 @@ void add_workers(Cases& cases) {
   options.staleness = detail::staleness_model<true>(in_step);
   for (int const ranks : {1, 3})
     cases.push_back(made("bulk synchronous", schedule::OneFOneB{}.table({ranks, 4}), options));
+  options.grouping.push = true;
+  for (int const groups : {1, 3})
+    for (int const ranks : {1, 3})
+      for (Table const& table :
+           {schedule::OneFOneB{}.table({ranks, 4}), schedule::ZeroBubbleH1{}.table({ranks, 4})}) {
+        auto one = std::make_shared<Made>();
+        one->name = "bulk synchronous in groups";
+        one->table = table;
+        one->options = options;
+        one->groups = groups_of_each(table.stages, groups);
+        one->lay();
+        cases.push_back(one);
+      }
 }
 
 void add_replicated(Cases& cases, std::string const& name, Table const& table,
@@ -119,15 +142,9 @@ void add_replicated(Cases& cases, std::string const& name, Table const& table,
       one->replicas =
           std::make_shared<Replicas const>(Replicas::even(counts.data(), counts.size()));
       one->options.recompute = recompute;
-      one->options.chain_squares = recompute;
+      one->options.grouping.chain_squares = recompute;
       one->options.spare_slots = static_cast<std::uint32_t>(groups);
-      if (groups != 0) {
-        auto list = std::make_shared<List<GradientGroup>>();
-        for (int s = 0; s < table.stages; ++s)
-          for (int g = groups; g-- > 0;)
-            list->push_back({s, g, g + 1 == groups ? GradientGroup::all : g});
-        one->groups = list;
-      }
+      if (groups != 0) one->groups = groups_of_each(table.stages, groups);
       one->lay();
       cases.push_back(one);
     }
@@ -420,7 +437,7 @@ bool plant(Program& program, std::size_t fault, Random& random) {
         in.set_part(near(in.part()), in.parts());
         return true;
       }
-      if (!has_group(in.op)) return false;
+      if (!has_group(in.op) && !(program.pushes_groups && pushes(in.op))) return false;
       in.group = near(in.group);
       return true;
     case 11:
@@ -464,7 +481,7 @@ TEST_CASE("program/require_sound: programs that are laid out pass, as with the s
       }
 }
 
-TEST_CASE("program/require_sound: rows and gradient groups are refused in a run without replicas",
+TEST_CASE("program/require_sound: rows and gradient groups are refused by the plain checks",
           "[program]") {
   std::size_t refused = 0;
   for (auto const& one : cases()) {
@@ -476,7 +493,8 @@ TEST_CASE("program/require_sound: rows and gradient groups are refused in a run 
     std::string const sentence = said(other.program, other);
     CAPTURE(sentence);
     CHECK((sentence.find("nobody") != std::string::npos ||
-           sentence.find("without replicas") != std::string::npos));
+           sentence.find("without replicas") != std::string::npos ||
+           sentence.find("before the step's end") != std::string::npos));
     ++refused;
   }
   CHECK(refused > 3);

@@ -4,14 +4,19 @@
 #include "catch.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
+#include <stagger/engine/setup.hpp>
 #include <stagger/program/check_program.hpp>
 #include <stagger/program/lay_out.hpp>
 #include <stagger/program/shared_checks.hpp>
+#include <stagger/program/version_passes.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
+#include <stagger/staleness/synchronous.hpp>
 
 #include "slow_player.hpp"
 
@@ -46,11 +51,11 @@ TEST_CASE("program/group_gradients: stages with two owners are added up in parts
   for (int const each : {1, 2, 5})
     for (bool const chain : {false, true}) {
       auto const groups = groups_of(table.stages, each);
-      Program grouped = group_gradients(plain, groups, chain);
+      Program grouped = group_gradients(plain, groups, {.chain_squares = chain});
       detail::drop_unawaited(grouped);
       LayOutOptions options;
       options.groups = &groups;
-      options.chain_squares = chain;
+      options.grouping.chain_squares = chain;
       options.shared_checks = &detail::shared_checks;
       CAPTURE(each, chain);
       auto const cells = plain.cells.size();
@@ -82,6 +87,54 @@ TEST_CASE("program/group_gradients: a program whose stages have one owner each s
     }));
     // `update` waits as before; `finish` waits for nobody.
     CHECK(plain.ranks[r].waits == same.ranks[r].waits);
+  }
+}
+
+TEST_CASE(
+    "program/group_gradients: a worker pushes each group behind its part of the last backward",
+    "[program]") {
+  LayOutOptions options;
+  staleness::Synchronous const in_step;
+  options.staleness = detail::staleness_model<true>(in_step);
+  options.grouping.push = true;
+  options.group_gradients = &group_gradients;
+  options.shared_checks = &detail::shared_checks;
+  std::mt19937 random(1);
+  for (bool const split : {false, true}) {
+    auto const table =
+        split ? schedule::ZeroBubbleH1{}.table({2, 3}) : schedule::OneFOneB{}.table({2, 3});
+    for (int const each : {1, 3}) {
+      CAPTURE(split, each);
+      auto const groups = groups_of(2, each);
+      options.groups = &groups;
+      Program const program = lay_out(table, options);
+      CHECK_NOTHROW(require_sound(program, table, options));
+      slow_player::Player player(program, options);
+      for (int i = 0; i < 5; ++i) CHECK(player.refute(random) == "");
+      for (std::size_t r = 0; r < 2; ++r) {
+        Op const last = split       ? (each == 1 ? Op::backward_weight : Op::backward_weight_part)
+                        : each == 1 ? Op::backward
+                                    : Op::backward_part;
+        std::vector<Op> expected;
+        for (int g = 0; g < each; ++g) {
+          expected.push_back(last);
+          expected.push_back(Op::push);
+        }
+        for (Op const op : {Op::finish, Op::update, Op::pull}) expected.push_back(op);
+        std::vector<Op> end;
+        std::vector<int> pushed;
+        for (auto const& in : program.ranks[r].code) {
+          end.push_back(in.op);
+          if (in.op == Op::push) pushed.push_back(in.group);
+        }
+        REQUIRE(end.size() >= expected.size());
+        end.erase(end.begin(), end.end() - static_cast<std::ptrdiff_t>(expected.size()));
+        CHECK(end == expected);
+        std::vector<int> in_order;
+        for (int g = 0; g < each; ++g) in_order.push_back(static_cast<int>(r) * each + g);
+        CHECK(pushed == in_order);
+      }
+    }
   }
 }
 

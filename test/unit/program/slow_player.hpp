@@ -154,7 +154,7 @@ class Player {
         return "weights end as version " + slot.value;
     if (exchanging())
       for (Server const& server : servers_)
-        if (server.pushes != all_pushes() || (program_.flushes && server.pulls != 1))
+        if (server.pushes != server.all || (program_.flushes && server.pulls != 1))
           return std::to_string(server.pushes) + " pushes";
     return "";
   }
@@ -214,10 +214,11 @@ class Player {
     std::size_t heard = 0;  // what the cell has waited for
     std::size_t taken = 0;  // rounds of the last snapshot
     std::size_t all = 0;    // pushes of a stream; with them come those of the others' streams
+    bool in_step = false;
     [[nodiscard]] std::size_t told() const {
       std::size_t most = 0;
       for (std::size_t a = 0; a < std::min(asked, asks.size()); ++a)
-        if (asks[a] <= pushes || pushes == all) most = asks[a];
+        if ((!in_step && asks[a] <= pushes) || pushes == all) most = asks[a];
       return most;
     }
   };
@@ -230,9 +231,18 @@ class Player {
   [[nodiscard]] std::size_t per_push() const {
     return static_cast<std::size_t>(options_.staleness.push_minibatches);
   }
-  [[nodiscard]] std::size_t all_pushes() const {
+  [[nodiscard]] std::size_t all_pushes(std::size_t cell) const {
     auto const minibatches = static_cast<std::size_t>(program_.microbatches);
+    if (pushes_groups(cell)) return groups_of(stage_of(cell)).size();
     return alone() ? (minibatches + per_push() - 1) / per_push() : 1;
+  }
+  [[nodiscard]] std::size_t stage_of(std::size_t cell) const {
+    return static_cast<std::size_t>(program_.cells[cell].stage);
+  }
+  /// Whether a cell pushes each gradient group by itself.
+  [[nodiscard]] bool pushes_groups(std::size_t cell) const {
+    return options_.grouping.push && options_.groups != nullptr &&
+           holders_of(stage_of(cell)).size() == 1;
   }
   [[nodiscard]] bool outside(std::size_t signal) const {
     return program_.signals[signal].sender == SignalEnds::outside;
@@ -245,7 +255,8 @@ class Player {
   void note_asks(std::size_t c) {
     Server& server = servers_[c];
     if (!exchanging()) return;
-    server.all = all_pushes();
+    server.all = all_pushes(c);
+    server.in_step = program_.flushes;
     if (program_.flushes) {
       server.asks = {1};
       return;
@@ -289,6 +300,14 @@ class Player {
       return;
     }
     Server& server = servers_[c];
+    if (program_.flushes && in.op == Op::push && pushes_groups(c)) {
+      auto const groups = groups_of(in.stage);
+      if (server.pushes == groups.size() || in.group != groups[server.pushes])
+        wrong_ = "a push of another group";
+      list.push_back({Space::gradient, c, in.group, false, taken(c)});
+      ++server.pushes;
+      return;
+    }
     if (program_.flushes) {
       list.push_back({Space::ends, r, 2, false, "updated"});
       if (in.op == Op::push ? server.pushes++ != 0 : server.heard != 1 || server.pulls++ != 0)
@@ -514,7 +533,7 @@ class Player {
         for (std::size_t p = 0; p < holders.size(); ++p)
           list.push_back({Space::sum, holders[p], g, false,
                           std::to_string(p) + "/" + std::to_string(holders.size())});
-      if (options_.chain_squares && c != holders.front())
+      if (options_.grouping.chain_squares && c != holders.front())
         list.push_back({Space::ends, static_cast<std::size_t>(program_.cells[c - 1].rank), 1, false,
                         "finished"});
     }

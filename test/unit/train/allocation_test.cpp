@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/grouped_pushes.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/engine/run_together.hpp>
@@ -219,6 +221,21 @@ TEST_CASE("train/allocation: none in a step of two workers, nor in their server,
               a, b, [](auto& train, auto& batch) { return train.step(batch); },
               [](auto body) { return allocations_of(body); }) == 0);
   });
+}
+
+TEST_CASE("train/allocation: none in a step whose gradient groups are pushed while backward runs",
+          "[train]") {
+  using sg::collective::GroupedPushes;
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto const make = [&](int n) {
+    GroupedPushes const pushes{server.worker(n), sg::collective::grouping::Layerwise{}};
+    return scalar_worker::stepping(sg::staleness::Synchronous{}, pushes);
+  };
+  auto a = make(0);
+  auto b = make(1);
+  CHECK(scalar_worker::allocations_of_a_round(
+            a, b, [](auto& train, auto& batch) { return train.step(batch); },
+            [](auto body) { return allocations_of(body); }) == 0);
 }
 
 TEST_CASE("train/allocation: prepare takes the engine's part of the first step", "[train]") {

@@ -60,7 +60,7 @@ inline auto pipeline() {
 
 inline sg::optimizer::Sgd const sgd{.rate = 0.01, .momentum = 0.9};
 
-template <class Model> auto stepping(Model const& model, sg::collective::ServerWorker worker) {
+template <class Model, class Collective> auto stepping(Model const& model, Collective worker) {
   return pipeline().with(sg::partition::Cuts{{2}}, sg::schedule::OneFOneB{}, model,
                          std::move(worker), Sum{}, sgd, sg::host::Threads{2});
 }

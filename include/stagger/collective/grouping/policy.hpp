@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include <stagger/collective/iteration.hpp>
@@ -27,6 +28,20 @@ concept GroupingPolicy =
       // Throws Error(Errc::bad_data) for bad times or sizes.
       { policy.groups(backward, cost) } -> std::same_as<std::vector<collective::LayerGroup>>;
     };
+
+namespace collective::detail {
+
+/// Whether a grouping wants measured times.
+template <GroupingPolicy G> [[nodiscard]] constexpr bool uses_times() noexcept {
+  static_assert(
+      !requires { &G::uses_times; } || requires { typename std::bool_constant<G::uses_times>; },
+      "stagger: not a GroupingPolicy: its 'uses_times' must be 'static constexpr bool "
+      "uses_times'");
+  if constexpr (requires { G::uses_times; }) return G::uses_times;
+  return true;
+}
+
+}  // namespace collective::detail
 
 namespace collective::grouping::detail {
 

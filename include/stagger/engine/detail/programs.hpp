@@ -51,7 +51,8 @@ class Programs {
         stages_(static_cast<int>(setup.cuts.size()) + 1),
         positions_(positions),
         shards_(shards),
-        sums_by_library_(sums_by_library) {}
+        sums_by_library_(sums_by_library),
+        pushes_groups_(setup.server.pushes_groups) {}
   [[gnu::cold]] [[gnu::noinline]] ~Programs() = default;
 
   /// @param groups  gradient groups that are added up while backward runs; null: none
@@ -127,8 +128,9 @@ class Programs {
     options.replicas = &options_.replicas;
     options.groups = groups;
     if (options_.replicas.ops() != nullptr) options_.replicas.ops()->complete(options);
-    options.chain_squares = shards_ && options_.clip_norm.has_value();
-    options.sums_by_library = sums_by_library_;
+    options.grouping = {.chain_squares = shards_ && options_.clip_norm.has_value(),
+                        .by_library = sums_by_library_,
+                        .push = pushes_groups_};
     auto const added = std::make_shared<Program const>(lay_out(made, options));
     require_sound(*added, made, options);
     Known* oldest = known_;  // a free place, or the least recently used one
@@ -151,6 +153,7 @@ class Programs {
   int positions_;
   bool shards_;
   bool sums_by_library_;
+  bool pushes_groups_;
   Known known_[most_known];
   std::uint64_t asked_ = 0;  // counts calls, as a clock for `asked`
 };

@@ -149,10 +149,11 @@ struct ReplicaSums {
     span.start_s = start_s;
     span.end_s = end_s;
     span.action = action_of(in);
-    if (reduces(in.op) || whole)
+    if (reduces(in.op) || whole || !(rank.spans.back().action == span.action))
       rank.spans.push_back(span);
     else
-      rank.spans.back().end_s = span.end_s;  // the parts of a backward count as one
+      rank.spans.back().end_s =
+          span.end_s;  // parts of a backward with nothing between count as one
     if (computes_part(in.op) && group.lowest == 0 && rank.cells[in.cell].opens) --rank.in_flight;
   }
 };

@@ -91,7 +91,7 @@ class MachineSession : public Session {
     if (setup.server.link != nullptr)
       machine_.set_exchange(
           setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));
-    if (!setup.options.replicas.empty()) require_rows(setup.target_rows);
+    if (setup.options.replicas.share_rows()) require_rows(setup.target_rows);
   }
   [[gnu::cold]] [[gnu::noinline]] ~MachineSession() = default;
 

@@ -61,6 +61,10 @@ class GradientCheck {
   /// A part of a last backward, after the slots that it works on.
   virtual void add_part(Instruction const&) { refuse_group(); }
   virtual void reduce(Instruction const&) { refuse_group(); }
+  /// A push of a step to a parameter server.
+  virtual void push(Instruction const&) { require_updated(); }
+  /// A pull of a step from a parameter server.
+  virtual void pull(Instruction const&) { require_updated(); }
   /// A signal that announces gradients, or their sums.
   virtual void require_announced(SignalEnds const&, [[maybe_unused]] std::uint32_t number) const {
     state_.refuse("announces the wrong gradients");
@@ -96,6 +100,7 @@ class GradientCheck {
     std::uint32_t to_end = 0;
     std::uint32_t last_end = 0;         // instructions ended with the last of them
     std::uint32_t parts = 0;            // of the last backward
+    std::uint32_t pushed = 0;           // groups
     Instruction const* part = nullptr;  // the last
     std::uint32_t reduced = 0;          // groups, by the rank that adds them up beside the cell's
     std::uint32_t reduced_at = 0;       // instructions of that rank ended with the last
@@ -110,10 +115,15 @@ class GradientCheck {
     return end != 0 && state_.knows(rank, end);
   }
 
+  /// Requires that the step has ended on the rank.
+  void require_updated() const {
+    if (!has_updated(state_.rank)) state_.refuse("exchanges parameters before the step's end");
+  }
+
   /// Requires what a holder of a shared stage must know before it has finished.
   [[gnu::cold]] virtual void require_sums(std::size_t c) const {
     Holder const& own = cells_[c];
-    if (options_.sums_by_library || c != own.first) return;
+    if (options_.grouping.by_library || c != own.first) return;
     for (std::size_t d = c + 1; d < own.end; ++d)
       if (!knows_end(rank_of(d), ranks_[rank_of(d)].handed_in))
         state_.refuse("finishes before rank ", rank_of(d), " has handed in its gradients");

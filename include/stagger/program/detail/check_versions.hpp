@@ -161,10 +161,11 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
   };
   enum Exchanged : std::uint8_t { none_yet, read_once, pushed, pulled };
   [[nodiscard]] bool alone(std::size_t c) const { return cells_.size() != 0 && cells_[c].alone; }
-  /// Checks that there is one push, then one pull, at the end of a step.
+  /// Checks that there is one push of a step, or those of its groups, and then one pull.
   void exchange_once(Instruction const& in) {
     auto& done = exchanged_[in.cell];
-    if (!state_.program.exchanges() || (pushes(in.op) ? done >= pushed : done != pushed))
+    bool const more = done == pushed && state_.program.pushes_groups;  // GroupCheck counts them
+    if (!state_.program.exchanges() || (pushes(in.op) ? done >= pushed && !more : done != pushed))
       state_.refuse("exchanges parameters in the wrong order, or twice");
     done = pushes(in.op) ? pushed : pulled;
   }

@@ -18,6 +18,13 @@ struct Dataflow;
 struct SharedChecks;
 }  // namespace detail
 
+/// How gradient groups are added up, or pushed to a parameter server.
+struct GradientGroupingRules {
+  bool chain_squares = false;  ///< sums of squares are passed from replica to replica
+  bool by_library = false;     ///< a library synchronises the replicas instead of signals
+  bool push = false;           ///< stages that one rank holds push each group by itself
+};
+
 /// The options for lowering a table to a program.
 struct LayOutOptions {
   bool recompute = false;  ///< keep only stage inputs from F on; run F again before B or I
@@ -31,12 +38,11 @@ struct LayOutOptions {
   List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
   /// `stagger::group_gradients` if there are gradient groups, by address, so that a pipeline
   /// without replicas does not compile it.
-  Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares,
-                             bool sums_by_library) = nullptr;
+  Program (*group_gradients)(Program const&, List<GradientGroup> const&,
+                             GradientGroupingRules const&) = nullptr;
   /// `detail::shared_checks` if there are replicas or gradient groups, for the same reason.
   detail::SharedChecks const* shared_checks = nullptr;
-  bool chain_squares = false;    ///< sums of squares are passed from replica to replica
-  bool sums_by_library = false;  ///< whether a library synchronises the replicas instead of signals
+  GradientGroupingRules grouping{};
 
   /// The row of the table that a rank runs.
   [[nodiscard]] int row_of(int rank) const noexcept {

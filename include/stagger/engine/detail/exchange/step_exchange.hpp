@@ -13,6 +13,7 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/engine/detail/exchange/server_exchange.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/program/exchange_rules.hpp>
@@ -40,7 +41,10 @@ class StepExchange : public ServerExchange {
       rounds_ = 0;
       for (CellLayers& cell : cells_) cell.others = 0;
     }
-    for (CellLayers& cell : cells_) cell.seen = cell.others;
+    for (CellLayers& cell : cells_) {
+      cell.seen = cell.others;
+      cell.missing.store(cell.count);
+    }
     std::uint32_t const before = rounds_;
     rounds_ = std::max(rounds_, needed());
     asks_ = rounds_ != before || staleness_.adds != staleness::Adds::in_worker_order;
@@ -48,29 +52,29 @@ class StepExchange : public ServerExchange {
   }
 
   bool execute(Machine&, Instruction const& in) override {
-    CellLayers& cell = cells_[in.cell];
     if (!pushes(in.op)) {
       pull(in.cell);
       return asks_;
     }
     double const scale = gradient_scale(machine_, in);
+    IndexRange const layers = pushed_by(in);
     if (kept_ != 0) {
-      change(cell, scale);
-      push(in.cell, [this, &in](std::size_t l) {
+      change(layers, scale);
+      push(in.cell, layers, [this, &in](std::size_t l) {
         if (exchanges_memory(in.cell))
           hand_over(l, 1);
         else
           link_->push(l, change_of(l, made()), false);
       });
     } else {
-      for (std::size_t l = 0; l < cell.count; ++l) scale_gradients(layer(cell, l), scale);
-      push(in.cell, [this, &in](std::size_t l) {
+      for (std::size_t const l : layers) scale_gradients(machine_.parameters()[l], scale);
+      push(in.cell, layers, [this, &in](std::size_t l) {
         if (exchanges_memory(in.cell))
           hand_over(l, LayerParameters::gradients);
         else
           link_->push(l, machine_.parameters()[l].stored().gradients.data(), false);
       });
-      for (std::size_t l = 0; l < cell.count; ++l) layer(cell, l).zero_gradients();
+      for (std::size_t const l : layers) machine_.parameters()[l].zero_gradients();
     }
     return true;
   }
@@ -93,18 +97,21 @@ class StepExchange : public ServerExchange {
       if (machine.model.counted(l)) machine.parameters()[l].reserve_versions(1 + kept_);
   }
 
-  /// Pushes the layers of a cell, and asks for the weights of the next step, unless the last ones
-  /// are still what the server would answer.
-  /// @param send  (layer) pushes it
-  template <class Send> void push(std::size_t c, Send send) {
-    CellLayers& cell = cells_[c];
-    cell.missing.store(cell.count);
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+  /// Pushes layers of a cell, and asks for their weights of the next step, unless the last ones are
+  /// still what the server would answer.
+  /// @param layers  all of the cell, or one of its gradient groups
+  /// @param send    (layer) pushes it
+  template <class Send> void push(std::size_t c, IndexRange layers, Send send) {
+    for (std::size_t const l : layers) {
       send(l);
       count(l, TrafficKind::pushes);
     }
     if (!asks_) return tell(c, 1);
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, rounds_);
+    for (std::size_t const l : layers) link_->ask(l, rounds_);
+  }
+  /// The layers of a cell.
+  [[nodiscard]] static IndexRange all_of(CellLayers const& cell) noexcept {
+    return {cell.first, cell.first + cell.count};
   }
   void pull(std::size_t c) {
     CellLayers& cell = cells_[c];
@@ -131,6 +138,12 @@ class StepExchange : public ServerExchange {
   [[nodiscard]] bool exchanges_memory(std::size_t c) const noexcept {
     return renews_ && machine_.model.grouped == nullptr &&
            machine_.run.storage[program_->cells[c].stage].next == nullptr;
+  }
+  /// The layers that a push sends: those of the cell, or of a gradient group.
+  [[nodiscard]] IndexRange pushed_by(Instruction const& in) const noexcept {
+    if (program_->pushes_groups && is_only_holder(program_->cells, in.cell))
+      return machine_.model.layers_of(program_->groups[in.group]);
+    return all_of(cells_[in.cell]);
   }
   void hand_over(std::size_t l, std::size_t version) {
     machine_.parameters()[l].exchange(version,
@@ -168,9 +181,9 @@ class StepExchange : public ServerExchange {
     return machine_.parameters()[l].stored().values[1 + step % kept_].data();
   }
   /// Makes the changes of this step, from the weights that it saw.
-  void change(CellLayers const& cell, double gradient_scale) {
+  void change(IndexRange layers, double gradient_scale) {
     std::size_t const slot = 1 + made() % kept_;
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+    for (std::size_t const l : layers) {
       LayerParameters& own = machine_.parameters()[l];
       if (!machine_.model.counted(l)) {
         own.zero_gradients();
@@ -232,7 +245,7 @@ class LocalExchange final : public StepExchange {
     } else if (exchanges) {
       update(in);
       for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
-      push(in.cell,
+      push(in.cell, all_of(cell),
            [this](std::size_t l) { link_->push(l, exchanged()[l].values().data(), false); });
     } else {
       // From here on the step cannot fail, unless another process fails: then, as after any step that
