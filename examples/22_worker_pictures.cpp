@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws two workers of a parameter server under each staleness model, in virtual time: the second
-// takes twice as long for everything, and both push and pull over one link. The last picture is of
-// a model of one's own.
+// takes twice as long for everything, and both push and pull over one link. One picture more is of
+// pushes while backward runs, and one of a model of one's own.
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/22_worker_pictures.cpp -pthread
 // Run:    ./worker_pictures [FOLDER]     (default: the current folder)
 // Prints: the names of the files, which are the same on every machine, byte for byte
 // expect: workers_bsp\.svg
+// expect: workers_bsp_grouped\.svg
 // expect: workers_wsp\.svg
 // expect: workers_own\.svg
 #include <cstdio>
@@ -15,8 +16,11 @@
 #include <tuple>
 #include <vector>
 
+#include <stagger/collective/grouped_pushes.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/core/file.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/report/svg.hpp>
 #include <stagger/schedule/fifo.hpp>
@@ -69,12 +73,10 @@ Batch batch_of(int count) {
 // A link on which one layer, of 4 bytes, takes one unit of time.
 sg::sim::Links const server_link{.rate = 4};
 
-auto worker(sg::collective::ParameterServer const& server, int number, sg::sim::Clock const& clock,
-            auto model, auto schedule) {
+auto worker(auto collective, int number, sg::sim::Clock const& clock, auto model, auto schedule) {
   double const slower = number == 0 ? 1 : 2;
   return sg::Pipeline{Layer{}, Layer{}}.with(
-      schedule, model, server.worker(number), sg::loss::MeanSquaredError<>{},
-      sg::optimizer::Sgd{.rate = 0.01},
+      schedule, model, collective, sg::loss::MeanSquaredError<>{}, sg::optimizer::Sgd{.rate = 0.01},
       sg::sim::VirtualClock{.costs = sg::schedule::Costs::uniform(slower, slower, slower),
                             .clock = clock},
       sg::Options{.record = true});
@@ -106,11 +108,18 @@ void draw(std::string const& path, std::vector<sg::schedule::Timeline> const& wo
   std::printf("%s\n", path.c_str());
 }
 
-void draw_steps(std::string const& path, auto model) {
+// Pushes all gradients at the end of a step.
+auto const at_the_end = [](sg::collective::ServerWorker const& worker) { return worker; };
+// Pushes the gradients of each layer as soon as they are there.
+auto const as_backward_runs = [](sg::collective::ServerWorker const& worker) {
+  return sg::collective::GroupedPushes{worker, sg::collective::grouping::Layerwise{}};
+};
+
+void draw_steps(std::string const& path, auto model, auto pushing) {
   sg::sim::Clock const clock(server_link);
   sg::collective::ParameterServer const server({.workers = 2});
-  auto a = worker(server, 0, clock, model, sg::schedule::OneFOneB{});
-  auto b = worker(server, 1, clock, model, sg::schedule::OneFOneB{});
+  auto a = worker(pushing(server.worker(0)), 0, clock, model, sg::schedule::OneFOneB{});
+  auto b = worker(pushing(server.worker(1)), 1, clock, model, sg::schedule::OneFOneB{});
   auto const batch = batch_of(microbatches);
   std::vector<sg::schedule::Timeline> all(2);
   sg::run_together(steps_of(a, batch, all[0]), steps_of(b, batch, all[1]));
@@ -120,8 +129,8 @@ void draw_steps(std::string const& path, auto model) {
 void draw_stream(std::string const& path, auto model, int in_flight) {
   sg::sim::Clock const clock(server_link);
   sg::collective::ParameterServer const server({.workers = 2});
-  auto a = worker(server, 0, clock, model, sg::schedule::Fifo{in_flight});
-  auto b = worker(server, 1, clock, model, sg::schedule::Fifo{in_flight});
+  auto a = worker(server.worker(0), 0, clock, model, sg::schedule::Fifo{in_flight});
+  auto b = worker(server.worker(1), 1, clock, model, sg::schedule::Fifo{in_flight});
   auto const batch = batch_of(steps * microbatches);
   sg::run_together(a.stream(batch), b.stream(batch));
   draw(path, {a.timeline(), b.timeline()});
@@ -130,13 +139,15 @@ void draw_stream(std::string const& path, auto model, int in_flight) {
 int main(int argc, char** argv) {
   std::string const folder = argc > 1 ? std::string(argv[1]) + "/" : "";
   namespace staleness = sg::staleness;
-  draw_steps(folder + "workers_bsp.svg", staleness::Synchronous{});
-  draw_steps(folder + "workers_ssp.svg", staleness::StaleSynchronous{.bound = 1});
-  draw_steps(folder + "workers_asp.svg", staleness::Asynchronous{});
-  draw_steps(folder + "workers_r2sp.svg", staleness::RoundRobinSynchronous{});
-  draw_steps(folder + "workers_local_sgd.svg", staleness::LocalSgd{.period = 2});
+  draw_steps(folder + "workers_bsp.svg", staleness::Synchronous{}, at_the_end);
+  draw_steps(folder + "workers_bsp_grouped.svg", staleness::Synchronous{}, as_backward_runs);
+  draw_steps(folder + "workers_ssp.svg", staleness::StaleSynchronous{.bound = 1}, at_the_end);
+  draw_steps(folder + "workers_asp.svg", staleness::Asynchronous{}, at_the_end);
+  draw_steps(folder + "workers_r2sp.svg", staleness::RoundRobinSynchronous{}, at_the_end);
+  draw_steps(folder + "workers_local_sgd.svg", staleness::LocalSgd{.period = 2}, at_the_end);
   draw_steps(folder + "workers_osp.svg",
-             staleness::OverlappedSynchronous{.budget = staleness::overlapped::ShareLate{0.5}});
+             staleness::OverlappedSynchronous{.budget = staleness::overlapped::ShareLate{0.5}},
+             at_the_end);
   draw_stream(folder + "workers_wsp.svg",
               staleness::WaveSynchronous{.in_flight = microbatches, .distance = 0}, microbatches);
   draw_stream(folder + "workers_own.svg", SlowStart{}, 1);
