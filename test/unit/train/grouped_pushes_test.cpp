@@ -31,6 +31,7 @@
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
+#include "engine/small_model.hpp"
 #include "in_groups.hpp"
 #include "replay.hpp"
 #include "scalar_worker.hpp"
@@ -298,21 +299,36 @@ TEST_CASE("collective/GroupedPushes: a gradient that is not finite is refused", 
 
 TEST_CASE("collective/GroupedPushes: a stage with replicas pushes their sum at the end",
           "[train]") {
-  auto const trained = [](auto collective_of) {
-    ParameterServer const server({.workers = 1});
-    auto train =
-        sg::Pipeline{
-            sg::Sequential{std::vector<workers_oracle::Layer>{
-                workers_oracle::Layer(0), workers_oracle::Layer(1), workers_oracle::Layer(2)}}}
-            .with(sg::partition::Cuts{{1}}, sg::staleness::Synchronous{},
-                  collective_of(server.worker(0)), workers_oracle::Loss{}, workers_oracle::sgd,
-                  sg::host::Threads{2}, sg::Options{.replicas = {1, 1}});
-    for (int step = 0; step < 3; ++step)
-      static_cast<void>(sg::run(train.step(workers_oracle::data(4))));
-    return values(train);
-  };
-  CHECK(trained([](auto worker) { return GroupedPushes{std::move(worker)}; }) ==
-        trained([](auto worker) { return worker; }));
+  using namespace small_model;
+  for (std::vector<int> const& counts : {std::vector{2, 1}, std::vector{1, 2}, std::vector{1, 1}}) {
+    auto const trained = [&](auto collective_of) {
+      ParameterServer const server({.workers = 1});
+      auto train =
+          sg::Pipeline{sg::Sequential{Embedding{}, Dense{}, Curve{}, Dense{5}, Curve{}, Dense{7}}}
+              .with(sg::partition::Cuts{{3}}, sg::staleness::Synchronous{},
+                    collective_of(server.worker(0)), Loss{}, workers_oracle::adam,
+                    sg::host::Threads{2},
+                    sg::Options{.replicas = sg::Replicas::even(counts.data(), counts.size())});
+      Batch batch;
+      for (std::uint64_t m = 0; m < 3; ++m) {
+        Tokens x({8});
+        Tokens t({8});
+        for (std::size_t r = 0; r < 8; ++r) {
+          x[r] = static_cast<std::int32_t>(sg::random_bits(6, {m, r}) % classes);
+          t[r] = static_cast<std::int32_t>(sg::random_bits(7, {m, r}) % width);
+        }
+        batch.inputs.push_back(std::move(x));
+        batch.targets.push_back(std::move(t));
+      }
+      for (int step = 0; step < 9; ++step) static_cast<void>(sg::run(train.step(batch)));
+      return values(train);
+    };
+    auto const at_the_end = trained([](auto worker) { return worker; });
+    CHECK(trained([](auto worker) { return GroupedPushes{std::move(worker)}; }) == at_the_end);
+    CHECK(trained([](auto worker) {
+            return GroupedPushes{std::move(worker), grouping::Layerwise{}};
+          }) == at_the_end);
+  }
 }
 
 TEST_CASE("collective/GroupedPushes: what cannot be pushed in groups is refused in one sentence",
