@@ -48,10 +48,16 @@ class Watched final : public Forwarding {
   [[nodiscard]] bool happened() const { return at_ >= 0 && calls_.load() > at_; }
   /// The server knows that the worker wants to begin.
   std::atomic<bool> asks{false};
-  /// Before that: the worker waits until the others have ended a step.
+  /// Before that: the worker waits until the others have ended a step, or until what is late of the
+  /// last one has come.
   std::atomic<bool> waits{false};
-  /// The step with which it begins, if it did not wait. @pre asks
-  [[nodiscard]] std::uint32_t begins() const { return waits ? 0 : begins_; }
+  /// The step with which it begins, once the server has let it in.
+  std::atomic<std::uint32_t> begins{0};
+  void comes_back() {
+    watch(-1, nullptr);
+    asks.store(false);
+    begins.store(0);
+  }
 
   void report(double loss) override {
     call();
@@ -78,8 +84,11 @@ class Watched final : public Forwarding {
     Forwarding::ask_late(step);
     if (step != 0) return;
     waits.store(!waits_for().empty());
-    begins_ = pushes_();
     asks.store(true);
+  }
+  void read(std::size_t l, std::byte* values) override {
+    Forwarding::read(l, values);
+    begins.store(pushes_());
   }
 
  private:
@@ -89,7 +98,6 @@ class Watched final : public Forwarding {
   std::atomic<int> calls_{0};
   int at_ = -1;
   std::function<std::uint32_t()> pushes_;
-  std::uint32_t begins_ = 0;
   std::function<void()> what_;
   Done done_;
 };
@@ -164,8 +172,7 @@ std::optional<int> compare_failure(Server const& server, Model const& model, Rul
       trainers[dead] = make(failure.worker);
       oracle.taken[dead] = 0;
     }
-    links[dead]->watch(-1, nullptr);
-    links[dead]->asks.store(false);
+    links[dead]->comes_back();
     back = std::thread([&] {
       try {
         static_cast<void>(run(trainers[dead]->step(batches[3][dead])));
@@ -180,8 +187,9 @@ std::optional<int> compare_failure(Server const& server, Model const& model, Rul
   try {
     take(false);
     other.watch(-1, nullptr);
-    bool const within = back.joinable() && links[dead]->begins() == 3;  // nothing was added
-    if (!back.joinable()) come_back();                                  // that step has fewer calls
+    // If it was let in before anything of that step was added, the step has not ended without it.
+    bool const within = back.joinable() && links[dead]->begins == 3;
+    if (!back.joinable()) come_back();  // that step has fewer calls
     done[dead] = within ? Done() : Done::nothing();
     oracle.train(batches[step++], done);
     if (!within) {
