@@ -24,7 +24,7 @@ using namespace fuzz;
 
 std::vector<std::string> seeds() {
   std::vector<std::string> all;
-  for (Models const models : {Models::waves, Models::steps, Models::late}) {
+  for (Models const models : {Models::waves, Models::steps, Models::late, Models::arriving}) {
     all.push_back(Recorded(models).of_server);
     all.back().insert(all.back().begin(), static_cast<char>(models));  // which worker it is for
   }
@@ -34,7 +34,7 @@ std::vector<std::string> seeds() {
 std::vector<std::string> const& pieces() {
   static std::vector<std::string> const all{
       frame({.kind = Kind::wanted}),
-      frame({.kind = Kind::joined, .rounds = 1, .number = 7}),
+      frame({.kind = Kind::joined, .layer = 1, .rounds = 1, .number = 7}),
       frame({.kind = Kind::refused}, "there is no room for a worker; start another server"),
       frame({.kind = Kind::newest, .layer = 1, .number = 3}, std::string(bytes, '\2')),
       frame({.kind = Kind::pushed, .number = 2}),
@@ -45,6 +45,8 @@ std::vector<std::string> const& pieces() {
       frame({.kind = Kind::lost, .stream = 2}, "worker 1 has failed; begin the next stream"),
       frame({.kind = Kind::waits, .rounds = 1}, "worker 1, which has made 0 pushes"),
       frame({.kind = Kind::choice, .layer = 1, .stream = 1, .rounds = 1, .number = 16}, "\3"),
+      frame({.kind = Kind::contents, .layer = 1, .stream = 1}, std::string(4, '\1')),
+      frame({.kind = Kind::contents, .stream = 1}, std::string(8, '\1')),
       frame({.kind = Kind::scores, .stream = 1, .rounds = 1}, std::string(16, '\0')),
       std::string(8, '\0'),
       std::string(8, '\xff'),
@@ -121,13 +123,13 @@ int main(int argc, char** argv) {
         std::string const changed = mend ? mended(text, 1) : text;
         current = &changed;
         Replayed wire(changed);
-        Worker worker(wire, static_cast<Models>(static_cast<unsigned char>(text[0]) % 3), wrong);
+        Worker worker(wire, static_cast<Models>(static_cast<unsigned char>(text[0]) % 4), wrong);
         ++came[worker.run() ? 1 : 0];
         kinds |= wire.kinds;
       },
       [&](long long count, unsigned long long seed) {
         std::printf("%lld connections with seed %llu: %lld failed, %lld ended well\n", count, seed,
                     came[0], came[1]);
-        return came[0] > 0 && came[1] > 0 && (count < 10000 || (kinds & 0x7ffU) == 0x7ffU);
+        return came[0] > 0 && came[1] > 0 && (count < 10000 || (kinds & 0xfffU) == 0xfffU);
       });
 }

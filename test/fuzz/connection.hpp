@@ -72,7 +72,7 @@ inline std::string mended(std::string all, std::size_t at) {
   return all;
 }
 
-enum class Models : std::uint8_t { waves, steps, late };
+enum class Models : std::uint8_t { waves, steps, late, arriving };
 
 /// One of which some layers are late, and one in part.
 using Late = sg::staleness::OverlappedSynchronous<
@@ -99,6 +99,7 @@ inline std::vector<sg::detail::LayerParameters> model() {
 inline sg::detail::WorkerRules rules_of(Models models) {
   sg::detail::WorkerRules rules;
   rules.optimizer = sg::detail::optimizer_call<true>(sgd);
+  if (models == Models::arriving) rules.adds = sg::staleness::Adds::on_arrival;
   if (models != Models::waves) rules.pushes = sg::staleness::Pushes::gradients;
   if (models != Models::late) return rules;
   rules.late = sg::detail::late_calls_of<Late>;

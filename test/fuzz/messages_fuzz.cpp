@@ -56,7 +56,8 @@ std::vector<std::string> seeds() {
                                ended + frame({.kind = Kind::leave}),
                                stream + frame({.kind = Kind::fail, .stream = 1}),
                                hello()};
-  for (Models const models : {Models::waves, Models::steps, Models::late, Models::late})
+  for (Models const models :
+       {Models::waves, Models::steps, Models::late, Models::late, Models::arriving})
     all.push_back(hello() + Recorded(models).of_worker);
   return all;
 }

@@ -45,13 +45,14 @@ enum class MessageKind : std::uint16_t {
   resume,      ///< over another connection: the stream goes on; rounds: those of `newest`
   // The server sends:
   wanted = 64,  ///< the first values of all layers are wanted
-  joined,       ///< number: identifies the server's run; rounds: 1 if streams go on over another
-                ///< connection; payload: a double, by which the worker multiplies its changes
-  refused,      ///< payload: a sentence; the connection ends
-  newest,       ///< answers `read`; number: pushes of the worker so far; rounds: how many of its
-                ///< streams have failed; payload: values
-  pushed,       ///< a push is added, or kept until it is; number: that of the push
-  answer,       ///< answers `ask`: the same `rounds`; number: of a VersionTag; payload: values
+  joined,   ///< layer: how many workers the server has; number: identifies its run; rounds: 1 if
+            ///< streams go on over another connection; payload: a double, by which the worker
+            ///< multiplies its changes
+  refused,  ///< payload: a sentence; the connection ends
+  newest,   ///< answers `read`; number: pushes of the worker so far; rounds: how many of its
+            ///< streams have failed; payload: values
+  pushed,   ///< a push is added, or kept until it is; number: that of the push
+  answer,   ///< answers `ask`: the same `rounds`; payload: values
   last_answer,  ///< answers `ask_last`; payload: values
   lost,         ///< payload: the sentence that ends the stream
   waits,        ///< answers `who`; rounds: failures after which the stream began; payload: text
@@ -59,6 +60,8 @@ enum class MessageKind : std::uint16_t {
            ///< first; of `layer` only the first `number` bytes are late, unless that is 0
   scores,  ///< the same from one of several servers; number: the bits of the mean loss;
            ///< payload: [layers] double
+  contents,  ///< before an `answer`, unless pushes are added in the order of workers; payload:
+             ///< [workers] std::uint32_t, as VersionTag::pushes
 };
 
 /// Whether a message is sent only by workers whose layers may be late.
@@ -92,7 +95,7 @@ enum class MessageKind : std::uint16_t {
 /// begins. Acknowledgements of pushes are kept.
 [[nodiscard]] constexpr bool answers_stream(MessageKind kind) noexcept {
   return kind == MessageKind::answer || kind == MessageKind::last_answer ||
-         kind == MessageKind::lost || kind == MessageKind::choice || kind == MessageKind::scores;
+         kind >= MessageKind::choice || kind == MessageKind::lost;
 }
 
 /// The header of a message. Fields that a kind does not use are 0.

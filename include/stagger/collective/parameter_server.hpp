@@ -23,6 +23,7 @@
 namespace stagger::collective::detail {
 
 using stagger::detail::ParameterLink;
+using stagger::detail::VersionTag;
 
 class LinkInProcess final : public ParameterLink {
  public:
@@ -34,6 +35,7 @@ class LinkInProcess final : public ParameterLink {
     List<std::uint64_t> digests;
     for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
     client_ = server_->join(worker_, layers, digests, rules, listener);
+    contains_.assign(layers.size() * workers(), 0);
   }
   void leave() noexcept override { server_->leave(client_); }
   [[nodiscard]] double change_factor() const override {
@@ -59,15 +61,20 @@ class LinkInProcess final : public ParameterLink {
   }
   VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values,
                   ByteRange part) override {
-    return server_->take(client_, layer, rounds, values, part);
+    std::span<std::uint32_t> const contains{contains_.data() + layer * workers(), workers()};
+    server_->take(client_, layer, rounds, values, part, contains);
+    return {contains, worker_};
   }
   void end(std::exception_ptr why) noexcept override { server_->end(client_, why != nullptr); }
+  [[nodiscard]] int worker() const noexcept override { return worker_; }
+  [[nodiscard]] std::size_t workers() const noexcept override { return server_->workers(); }
   [[nodiscard]] std::string waits_for() const override { return server_->waits_for(client_); }
 
  private:
   std::shared_ptr<ServerInProcess> server_;
   int worker_;
   int client_ = 0;
+  List<std::uint32_t> contains_;  // [layers][workers] in the weights that were taken last
 };
 
 }  // namespace stagger::collective::detail

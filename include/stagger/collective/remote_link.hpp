@@ -31,7 +31,7 @@ using stagger::detail::ParameterLink;
 class RemoteLink final : public ParameterLink, private RemoteStream, private MessageEnd {
  public:
   RemoteLink(std::unique_ptr<Connector> connector, int worker)
-      : RemoteStream(std::move(connector)), worker_(worker) {}
+      : RemoteStream(std::move(connector), worker) {}
   RemoteLink(RemoteLink const&) = delete;
   RemoteLink& operator=(RemoteLink const&) = delete;
   ~RemoteLink() override { leave(); }
@@ -77,7 +77,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   void push(std::size_t l, std::byte const* values, bool last, ByteRange part = {}) override {
     MessageKind const whole = last ? MessageKind::last_push : MessageKind::push;
     MessageKind const of_part = part.first != 0 ? MessageKind::push_rest : MessageKind::push_late;
-    send_push(is_whole(l, part) ? whole : of_part, l, part,
+    send_push(layers_[l].is_whole(part) ? whole : of_part, l, part,
               [&](RemoteLayer& layer) { layer.write_push(values, part); });
   }
   void hand_over(std::size_t l, stagger::detail::ParameterBlock& values) override {
@@ -87,7 +87,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     bool const last = rounds == stagger::detail::all_rounds;
     MessageKind const whole = last ? MessageKind::ask_last : MessageKind::ask;
     MessageKind const of_part = part.first != 0 ? MessageKind::ask_rest : MessageKind::ask_late;
-    send_ask(is_whole(l, part) ? whole : of_part, l, rounds, part);
+    send_ask(layers_[l].is_whole(part) ? whole : of_part, l, rounds, part);
   }
   void report(double loss) override {
     say({.kind = MessageKind::report, .number = std::bit_cast<std::uint64_t>(loss)});
@@ -103,14 +103,14 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values,
                                    ByteRange part = {}) override {
     RemoteLayer& layer = layers_[l];
-    bool const whole = is_whole(l, part);
+    bool const whole = layer.is_whole(part);
     {
       auto const lock = session_.lock();
       require_stream();
       whole ? layer.take(rounds, exact_) : layer.take_part();
     }
     whole ? layer.copy_to(values) : layer.copy_part_to(values, part);
-    return layer.contains();
+    return layer.contains(worker_);
   }
 
   stagger::detail::VersionTag take_over(std::size_t l, std::uint32_t,
@@ -118,7 +118,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     auto const lock = session_.lock();
     require_stream();
     layers_[l].take_over(values);
-    return layers_[l].contains();
+    return layers_[l].contains(worker_);
   }
 
   void end(std::exception_ptr why) noexcept override {
@@ -126,6 +126,8 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     if (stream_.end(why != nullptr) && !session_.failure()) session_.offer(stream_.end_message());
   }
 
+  [[nodiscard]] int worker() const noexcept override { return worker_; }
+  [[nodiscard]] std::size_t workers() const noexcept override { return workers_; }
   [[nodiscard]] std::string waits_for() const override {
     auto lock = session_.lock();
     told_ = false;
@@ -139,11 +141,6 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
  private:
   static constexpr double answer_s = 2;                 // for text that an error message needs
   static constexpr std::size_t most_words = 1U << 16U;  // bytes
-
-  /// Whether it is no part of a layer that is pushed or asked for in parts.
-  [[nodiscard]] bool is_whole(std::size_t l, ByteRange part) const noexcept {
-    return part.last > layers_[l].bytes();
-  }
 
   [[gnu::cold]] void connect() {
     {
@@ -192,6 +189,8 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       case answer:
       case last_answer:
         return layer_of(message).payload_buffer(message, stream_.is(message));
+      case contents:
+        return layer_of(message).contents_buffer(message);
       case choice:
       case scores:
         return choice_buffer(message);
@@ -211,6 +210,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
           session_.send(of(l, {.kind = values, .bytes = layers_[l].bytes()}));
         return;
       case joined:
+        note_workers(message);
         if (session_.joined()) return;  // what must be repeated is under way already
         if (!session_.join(message.number, message.rounds != 0)) return end_all(another_server());
         if (session_.resumes()) go_on();
@@ -227,6 +227,9 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       case answer:
       case last_answer:
         return arrive(message);
+      case contents:
+        if (stream_.is(message)) layer_of(message).contents_arrive();
+        return;
       case choice:
       case scores:
         return choose(message);
@@ -267,8 +270,6 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       listener_->lost(session_.failure());
   }
 
-  int worker_;
-  bool exact_ = true;
   ByteWriter request_;
   mutable bool told_ = false;
   std::string words_;           // the text of the last message that had one

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <stagger/collective/detail/joining_worker.hpp>
+#include <stagger/collective/detail/worker_answers.hpp>
 #include <stagger/collective/detail/worker_outbox.hpp>
 #include <stagger/collective/messages.hpp>
 #include <stagger/collective/server_in_process.hpp>
@@ -23,6 +24,19 @@
 namespace stagger::collective::detail {
 
 using stagger::detail::ParameterBlock;
+
+/// Refuses a message about a part of a layer that cannot be.
+/// @param all      bytes of the layer
+/// @throws Error  bad_data
+inline void require_part(Message const& message, std::size_t all) {
+  bool const asks = asks_part(message.kind);
+  std::uint64_t const bytes = asks ? message.number : message.bytes;
+  bool const whole =
+      message.kind == MessageKind::push_late || message.kind == MessageKind::ask_late;
+  if (bytes == 0 || bytes % 8 != 0 || bytes > all || (bytes == all && !whole))
+    refuse_message(message, "names no part of the layer");
+  if (asks && message.bytes != 0) refuse_message(message, "should have no payload");
+}
 
 /// Turns messages of a worker into calls of the server, and the server's answers into messages. A
 /// worker whose connection ends before it has left has failed.
@@ -51,18 +65,12 @@ class ServerConnection final : public MessageEnd {
       refuse_message(message, "comes before or after its time");
     if (is_of_late_worker(message.kind) && !late_)
       refuse_message(message, "is of a worker whose layers may be late");
-    if (is_of_layer(message.kind) && message.layer >= parts_.size())
+    if (is_of_layer(message.kind) && message.layer >= sizes_.size())
       refuse_message(message, "names no layer");
     bool const pushes = message.kind == push || message.kind == last_push;
-    bool const asks = asks_part(message.kind);
-    if (asks || pushes_part(message.kind)) {
-      std::uint64_t const bytes = asks ? message.number : message.bytes;
+    if (asks_part(message.kind) || pushes_part(message.kind)) {
       std::size_t const all = sizes_[message.layer];
-      bool const whole = message.kind == push_late || message.kind == ask_late;
-      if (bytes == 0 || bytes % 8 != 0 || bytes > all || (bytes == all && !whole))
-        refuse_message(message, "names no part of the layer");
-      if (asks && message.bytes != 0) refuse_message(message, "should have no payload");
-      if (asks) return {};
+      require_part(message, all);
       return received_.span().subspan(message.kind == push_rest ? all - message.bytes : 0,
                                       message.bytes);
     }
@@ -84,6 +92,7 @@ class ServerConnection final : public MessageEnd {
   }
 
   bool next(Message& message, std::span<std::byte const>& payload) override {
+    if (answers_.next(message, payload)) return true;
     while (outbox_.next(message, payload)) {
       switch (message.kind) {
         case MessageKind::newest:
@@ -142,13 +151,13 @@ class ServerConnection final : public MessageEnd {
         return;
       case begin:
         if (message.stream <= stream_) return;
-        outbox_.begin(stream_ = message.stream);  // before the server answers in the new stream
+        begin_stream(message.stream);                             // before the server answers in it
         failures_ = server_->begin(client_, message.rounds - 1);  // 0: any_failures
         return;
       case resume:
         if (!server_->resumes())
           refuse_message(message, "asks for a stream that this server has not kept");
-        outbox_.begin(stream_ = message.stream);
+        begin_stream(message.stream);
         failures_ = message.rounds;
         if (server_->resume(client_, failures_)) return;
         return outbox_.lost(std::make_exception_ptr(
@@ -163,13 +172,13 @@ class ServerConnection final : public MessageEnd {
         add(message);
         return outbox_.say({.kind = pushed, .layer = message.layer, .number = message.number});
       case ask:
-        parts_[l] = {0, sizes_[l]};
+        answers_.ask(l, {0, sizes_[l]});
         return server_->ask(client_, l, {message.rounds});
       case ask_rest:
-        parts_[l] = {message.number, sizes_[l]};
+        answers_.ask(l, {message.number, sizes_[l]});
         return server_->ask(client_, l, {message.rounds, true});
       case ask_late:
-        parts_[l] = {0, message.number};
+        answers_.ask(l, {0, message.number});
         return server_->ask(client_, l, {message.rounds});
       case ask_last:
         return server_->ask(client_, l, {Ask::everything});
@@ -197,6 +206,11 @@ class ServerConnection final : public MessageEnd {
     }
   }
 
+  void begin_stream(std::uint32_t stream) noexcept {
+    stream_ = stream;
+    outbox_.begin(stream);
+    answers_.drop();
+  }
   /// A push that has been received before is acknowledged and not added again.
   void add(Message const& message) {
     std::size_t const l = message.layer;
@@ -218,8 +232,7 @@ class ServerConnection final : public MessageEnd {
       largest = std::max(largest, layer.bytes_of_values());
     }
     received_.make(nullptr, largest);
-    to_send_.make(nullptr, largest);
-    for (std::size_t const bytes : sizes_) parts_.push_back({0, bytes});
+    answers_.reset(sizes_, rules.adds, server_->workers());
     late_ = rules.late != nullptr;
     std::size_t const choice_bytes =
         request.in_parts ? sizes_.size() * sizeof(double) : (sizes_.size() + 7) / 8;
@@ -231,32 +244,34 @@ class ServerConnection final : public MessageEnd {
     joined_ = true;
     change_factor_ = server_->layers().record().change_factor(worker_);
     outbox_.say({.kind = MessageKind::joined,
+                 .layer = static_cast<std::uint32_t>(server_->workers()),
                  .rounds = server_->resumes() ? 1U : 0U,
                  .number = server_->layers().run()});
   }
 
-  /// Fills in the values of an answer.
+  /// Fills in the values of an answer, or puts before it what they contain.
   /// @return false if the stream has ended meanwhile
   bool fetch(Message& message, std::span<std::byte const>& payload) {
     std::size_t const l = message.layer;
-    ByteRange const part =
-        message.kind == MessageKind::answer ? parts_[l] : ByteRange{0, sizes_[l]};
-    payload = to_send_.span().subspan(part.first, part.size());
+    bool const answers = message.kind == MessageKind::answer;
+    ByteRange const part = answers ? answers_.asked(l) : ByteRange{0, sizes_[l]};
+    std::byte* const values = answers_.values().data();
+    payload = {values + part.first, part.size()};
     try {
       if (message.kind == MessageKind::newest) {
-        server_->read(client_, l, to_send_.data());
+        server_->read(client_, l, values);
         message.number = server_->pushes(client_, l);
         message.rounds = failures_;
       } else {
-        bool const last = message.kind == MessageKind::last_answer;
-        std::uint32_t const rounds = last ? Ask::everything : message.rounds;
-        message.number = server_->take(client_, l, rounds, to_send_.data(), part).number();
+        std::uint32_t const rounds = answers ? message.rounds : Ask::everything;
+        server_->take(client_, l, rounds, values, part, answers_.contents());
       }
-      return true;
     } catch (Error const& error) {
       if (error.code() != Errc::peer_failed) throw;
       return false;
     }
+    if (answers) answers_.precede(message, payload);
+    return true;
   }
 
   std::shared_ptr<ServerInProcess> server_;
@@ -270,10 +285,9 @@ class ServerConnection final : public MessageEnd {
   bool late_ = false;             // layers may be late
   double change_factor_ = 1;      // of the worker
   List<std::size_t> sizes_;       // [layers] bytes of the values
-  List<ByteRange> parts_;         // [layers] the part of each layer that was requested last
   ParameterBlock received_;       // a push
   std::size_t finite_bytes_ = 0;  // so many of it are known to be finite
-  ParameterBlock to_send_;        // values of an answer
+  WorkerAnswers answers_;
   WorkerOutbox outbox_{4};
 };
 

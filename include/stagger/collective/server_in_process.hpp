@@ -35,7 +35,6 @@ namespace detail {
 
 using stagger::detail::ByteRange;
 using stagger::detail::ParameterListener;
-using stagger::detail::VersionTag;
 
 [[nodiscard]] [[gnu::cold]] inline ServerRecord record_of(ServerOptions const& options) {
   return {.name = options.run,
@@ -45,12 +44,13 @@ using stagger::detail::VersionTag;
 }
 
 /// Copies weights to a worker.
-/// @param rounds  that they contain of its stream, or Ask::everything
-/// @param lock    of the layer; released while snapshots are copied, which are constant
-/// @throws Error  bad_data for weights that the server does not keep
-inline VersionTag take_from(ParameterStore& layer, staleness::Adds adds, int worker,
-                            std::uint32_t rounds, std::byte* values, ByteRange part,
-                            std::unique_lock<std::mutex>& lock) {
+/// @param rounds    that they contain of its stream, or Ask::everything
+/// @param contains  as ParameterStore::contained, or empty
+/// @param lock      of the layer; released while snapshots are copied, which are constant
+/// @throws Error    bad_data for weights that the server does not keep
+inline void take_from(ParameterStore& layer, staleness::Adds adds, int worker, std::uint32_t rounds,
+                      std::byte* values, ByteRange part, std::span<std::uint32_t> contains,
+                      std::unique_lock<std::mutex>& lock) {
   bool const late = part.first != 0;
   std::uint32_t const pushes = layer.start(worker) + (rounds == Ask::everything ? 0 : rounds);
   bool const exact = adds == staleness::Adds::in_worker_order;
@@ -58,11 +58,10 @@ inline VersionTag take_from(ParameterStore& layer, staleness::Adds adds, int wor
     raise(Errc::bad_data, "worker ", worker, " takes weights with ", counted(rounds, "round"),
           ", which the server does not keep; let it take what it has asked for, in order");
   std::byte const* const from = layer.weights(worker, pushes, late) + part.first;
-  VersionTag const tag = layer.contained(worker, pushes);
+  if (!contains.empty()) layer.contained(worker, pushes, contains);
   if (exact) lock.unlock();
   std::size_t const last = std::min(part.last, layer.bytes());
   if (last != 0) std::memcpy(values + part.first, from, last - part.first);
-  return tag;
 }
 
 /// @throws Error  bad_configuration for a staleness model that does not work with the options
@@ -340,6 +339,7 @@ class ServerInProcess : private ServerStreams {
     return true;
   }
   [[nodiscard]] ServerLayers const& layers() const noexcept { return layers_; }
+  [[nodiscard]] std::size_t workers() const noexcept { return clients_.workers(); }
   /// Pushes of a layer that the worker has made since the server began, or is taken to have made.
   [[nodiscard]] std::uint32_t pushes(int client, std::size_t l) {
     std::lock_guard const lock(mutex(l));
@@ -404,11 +404,12 @@ class ServerInProcess : private ServerStreams {
     answer(l);
   }
 
-  VersionTag take(int client, std::size_t l, std::uint32_t rounds, std::byte* values,
-                  ByteRange part = {}) {
+  /// @param contains  [workers] is set to what the weights contain, as VersionTag; or empty
+  void take(int client, std::size_t l, std::uint32_t rounds, std::byte* values, ByteRange part = {},
+            std::span<std::uint32_t> contains = {}) {
     std::unique_lock lock(mutex(l));
     clients_.require_active(client);
-    return take_from(layers_[l], layers_.adds(), worker_of(client), rounds, values, part, lock);
+    take_from(layers_[l], layers_.adds(), worker_of(client), rounds, values, part, contains, lock);
   }
 
   /// After this nobody tells the client of the stream any more.

@@ -44,11 +44,15 @@ struct ServerOptions {
 
 namespace detail {
 
+/// Of one server. A worker in another process makes room for what it is told of so many.
+inline constexpr int most_workers = 1 << 16;
+
 /// @throws Error  bad_configuration for options that are out of range or exclude each other
 [[nodiscard]] [[gnu::cold]] inline ServerOptions possible(ServerOptions const& options) {
-  if (options.workers < 1 || options.shards < 1)
+  if (options.workers < 1 || options.workers > most_workers || options.shards < 1)
     raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
-          options.shards, " shards cannot be made; use at least 1 of each");
+          options.shards, " shards cannot be made; use at least 1 of each, and at most ",
+          most_workers, " workers");
   require_run_name(options.run);
   auto const count = static_cast<std::size_t>(options.workers);
   if (!options.weights.empty() && options.weights.size() != count)

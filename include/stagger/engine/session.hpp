@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -93,7 +94,7 @@ template <class M> struct MachineFacts {
   static List<ParameterShape> shapes(M& machine);
   static Memory memory(M& machine);
   static Traffic traffic(M& machine, int ranks);
-  static std::vector<std::uint64_t> staleness(M& machine);
+  static std::vector<std::uint64_t> staleness(M& machine, std::optional<int> worker);
   /// When each action of the last step started and ended, by rank.
   /// @param ranks  that compute
   /// @param sums   whether of the reducers instead of the ranks that compute

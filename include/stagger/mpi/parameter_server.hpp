@@ -194,6 +194,7 @@ class ShardedLink final : public ParameterLink {
     return processes <= server_->layers.processes;
   }
   [[nodiscard]] int worker() const noexcept override { return worker_; }
+  [[nodiscard]] std::size_t workers() const noexcept override { return server_->workers; }
   [[nodiscard]] std::string waits_for() const override {
     for (auto const& part : parts_)
       if (part != nullptr)

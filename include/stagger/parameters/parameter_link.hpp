@@ -141,8 +141,10 @@ class ParameterLink {
   /// which joins with the whole model and exchanges the layers that the process runs.
   /// @return whether the link supports that
   [[nodiscard]] virtual bool span(int /*processes*/) noexcept { return false; }
-  /// For a worker that spans processes: its number among the server's workers; otherwise -1.
-  [[nodiscard]] virtual int worker() const noexcept { return -1; }
+  /// The worker's number at the server.
+  [[nodiscard]] virtual int worker() const noexcept = 0;
+  /// How many workers the server has. Called after `join`.
+  [[nodiscard]] virtual std::size_t workers() const noexcept = 0;
   /// The worker that this one waits for, as text; empty if everything that it has requested is in
   /// transit.
   [[nodiscard]] virtual std::string waits_for() const = 0;

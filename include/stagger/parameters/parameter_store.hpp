@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include <stagger/core/index_range.hpp>
@@ -125,7 +126,7 @@ class ParameterStore {
     bool const exact = rules_.adds == staleness::Adds::in_worker_order;
     begin_from(worker,
                std::max(own.pushes, exact ? snapshots_.rounds() : workers_.fewest_pushes(0)));
-    if (rules_.adds == staleness::Adds::in_turn) answer(own);
+    if (rules_.adds == staleness::Adds::in_turn) answer(worker);
   }
   /// Adds all pushes that have arrived, in complete rounds or not, and ends all streams.
   void give_up() {
@@ -168,9 +169,9 @@ class ParameterStore {
   [[nodiscard]] std::byte const* first(int worker) const {
     return rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer.data() : newest();
   }
-  /// What `weights` contains.
-  [[nodiscard]] VersionTag contained(int worker, std::uint32_t pushes) const {
-    return workers_.contained(worker, pushes, rules_.adds);
+  /// What `weights` contains. @param to  [workers] as VersionTag::pushes
+  void contained(int worker, std::uint32_t pushes, std::span<std::uint32_t> to) const {
+    workers_.contained(worker, pushes, rules_.adds, to);
   }
   /// A worker begins a stream, and asks for no weights older than the newest. @return `first`
   std::byte const* begin(int worker) {
@@ -216,14 +217,11 @@ class ParameterStore {
     values_.add(pushed, from, to, rules_.weights[worker] * round.scale);
   }
 
-  void answer(StoreWorker& worker) {
-    worker.answer_with(version(0), bytes(), history_.total(),
-                       workers_.fewest_of_others(static_cast<int>(&worker - workers_.begin())));
-  }
+  void answer(int worker) { workers_.keep_answer(worker, version(0), bytes(), history_.total()); }
   /// With Adds::in_turn, a worker that has not pushed yet sees no pushes of others.
   void answer_all() {
     if (rules_.adds != staleness::Adds::in_turn) return;
-    for (StoreWorker& each : workers_) answer(each);
+    for (std::size_t n = 0; n < workers_.size(); ++n) answer(static_cast<int>(n));
   }
 
   void add_first_of(int worker, std::size_t from, std::size_t to, StoreRound const& round) {
@@ -237,7 +235,7 @@ class ParameterStore {
       for (int n = workers_.take_turn(); n >= 0; n = workers_.take_turn()) {
         add_first_of(n, 0, 0, workers_.single(n, rules_.weights, history_.total()));
         values_.step(0, 0, 0, all());
-        answer(workers_[n]);
+        answer(n);
       }
       return;
     }

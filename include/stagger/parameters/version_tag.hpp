@@ -5,31 +5,38 @@
 
 #include <stagger/core/requirements.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
 
 #include <stagger/core/algorithm.hpp>
 
 namespace stagger::detail {
 
-/// The number of rounds that stands for all pushes of every worker.
+/// The number of rounds that stands for all pushes of every worker, and of one worker for all pushes
+/// of its stream, which has ended.
 inline constexpr std::uint32_t all_rounds = 0xffffffff;
 
-/// The pushes since the stream began that are contained in weights which a worker has taken.
+/// The pushes that are contained in weights which a worker has taken, counted from the beginning of
+/// its stream. It refers to numbers of the worker's link, which stay valid until weights of the same
+/// layer are taken again.
 struct VersionTag {
-  std::uint32_t own = 0;
-  /// Pushes of each other worker, at least; `all_rounds` if no other worker's stream goes on.
-  std::uint32_t others = 0;
+  std::span<std::uint32_t const> pushes{};  ///< [workers] of each
+  int worker = 0;                           ///< that took the weights
 
+  [[nodiscard]] constexpr std::uint32_t own() const noexcept { return pushes.data()[worker]; }
+  /// Pushes of each other worker, at least; `all_rounds` if no other worker's stream goes on.
+  [[nodiscard]] constexpr std::uint32_t others() const noexcept {
+    std::uint32_t least = all_rounds;
+    for (std::size_t n = 0; n < pushes.size(); ++n)
+      if (std::cmp_not_equal(n, worker)) least = std::min(least, pushes[n]);
+    return least;
+  }
   /// How many rounds they contain, at least.
-  [[nodiscard]] constexpr std::uint32_t rounds() const noexcept { return std::min(own, others); }
-  /// Encoded as one number, for messages.
-  [[nodiscard]] constexpr std::uint64_t number() const noexcept {
-    return std::uint64_t{others} << 32U | own;
+  [[nodiscard]] constexpr std::uint32_t rounds() const noexcept {
+    return std::min(own(), others());
   }
-  [[nodiscard]] static constexpr VersionTag of(std::uint64_t number) noexcept {
-    return {static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32U)};
-  }
-  friend constexpr bool operator==(VersionTag const&, VersionTag const&) = default;
 };
 
 }  // namespace stagger::detail

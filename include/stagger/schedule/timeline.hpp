@@ -17,6 +17,7 @@ struct Span {
   bool repeated = false;  ///< a forward run again by recomputation, not the table's own
   int lacked = -1;        ///< of a worker: pushes of another worker that its weights lacked; -1:
                           ///< not known
+  int lacked_of = -1;     ///< the worker of which they lacked most, if any
   double exchange_s =
       0;  ///< of layers that a group shares: seconds of it in which values were taken
           ///< from other members, or waited for

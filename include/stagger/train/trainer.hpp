@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -277,12 +278,12 @@ class Trainer {
     return Facts::traffic(session_->machine(), ranks());
   }
 
-  /// For a worker of a parameter server: [k] minibatches whose weights lacked k pushes of some other
-  /// worker, of as many as it had made itself (the last: k or more), by the stages of this process.
-  /// Empty without a server.
-  [[nodiscard]] std::vector<std::uint64_t> staleness() const {
+  /// For a worker of a parameter server: [k] minibatches whose weights lacked k pushes of another
+  /// worker, of as many as it had made itself (the last: k or more), by the stages of this process. None without a server.
+  /// @param worker  that one; empty: of which they lacked most. @throws Error  bad_configuration
+  [[nodiscard]] std::vector<std::uint64_t> staleness(std::optional<int> worker = {}) const {
     session_->require_idle();
-    return Facts::staleness(session_->machine());
+    return Facts::staleness(session_->machine(), worker);
   }
 
   /// For engines and profilers.

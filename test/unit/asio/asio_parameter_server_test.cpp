@@ -340,7 +340,7 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     REQUIRE_THAT(said(std::string(72, 'x')), Contains("the token is not that of the server"));
     auto other = hello;
     other[70] = 9;
-    REQUIRE_THAT(said(other), Contains("the server speaks version 3"));
+    REQUIRE_THAT(said(other), Contains("the server speaks version 4"));
     REQUIRE_THAT(said(hello + frame({.kind = begin})), Contains("before or after its time"));
     REQUIRE_THAT(said(hello + frame({.kind = static_cast<remote::MessageKind>(999)})),
                  Contains("kind 999"));

@@ -398,10 +398,10 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
   write(path, contents(folder / "layer-000001.stagger"));
   CHECK_THAT(opened({.workers = 2}), Contains("is of layer 1"));
   auto later = own;
-  later[8] = 4;
+  later[8] = 5;
   write(path, sealed(later));
   CHECK_THAT(opened({.workers = 2}),
-             Contains("has version 4 of the format, this program reads version 3"));
+             Contains("has version 5 of the format, this program reads version 4"));
 }
 
 TEST_CASE("collective/DurableFolder: keeps the name of the run", "[collective]") {

@@ -263,6 +263,7 @@ TEST_CASE("collective/RemoteLink: nothing is repeated a second time", "[collecti
   double const factor = 1;
   Wire::deliver(*a.wire->worker,
                 {.kind = Kind::joined,
+                 .layer = 2,
                  .rounds = 1,
                  .number = server.in_process->layers().run(),
                  .bytes = sizeof(double)},
@@ -382,8 +383,56 @@ TEST_CASE(
   CHECK(times_said(a, Kind::ask) == (there ? 1 : 2));
   CHECK(a.told.arrivals == 1);  // what lacks the push of b is dropped
   CHECK(a.told.rounds == 1);
-  CHECK(a.link.take(0, 1, a.bytes.data()) == sg::detail::VersionTag{1, 1});
+  auto const tag = a.link.take(0, 1, a.bytes.data());
+  CHECK(std::vector(tag.pushes.begin(), tag.pushes.end()) == std::vector<std::uint32_t>{1, 1});
   CHECK(a.value() == 3);
+}
+
+TEST_CASE("collective/RemoteLink: on arrival, is told what an answer contains before it comes",
+          "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0, sg::staleness::Adds::on_arrival);
+  Worker b(server, 1, sg::staleness::Adds::on_arrival);
+  std::uint32_t const counts[] = {5, 7, 9};
+  auto const contents = [&](std::uint32_t stream, std::size_t workers) {
+    auto const bytes = std::as_bytes(std::span(counts).first(workers));
+    Wire::deliver(*a.wire->worker,
+                  {.kind = Kind::contents, .stream = stream, .bytes = bytes.size()}, bytes);
+  };
+  auto const answer = [&] {
+    Wire::deliver(*a.wire->worker, {.kind = Kind::answer, .stream = 1, .bytes = a.bytes.size()},
+                  a.bytes);
+  };
+  a.begin_and_read();
+  b.begin_and_read();
+  using Catch::Matchers::Contains;
+  CHECK_THROWS_WITH(contents(1, 2), Contains("was not asked for"));
+  a.link.ask(0, 0);
+  CHECK_THROWS_WITH(contents(1, 3), Contains("is not about as many workers"));
+  CHECK_THROWS_WITH(answer(), Contains("does not say what it contains"));
+  contents(0, 2);  // of a stream that has ended
+  CHECK_THROWS_WITH(answer(), Contains("does not say what it contains"));
+  contents(1, 2);
+  answer();
+  auto const tag = a.link.take(0, 0, a.bytes.data());
+  CHECK(tag.worker == 0);
+  CHECK(std::vector(tag.pushes.begin(), tag.pushes.end()) == std::vector<std::uint32_t>{5, 7});
+}
+
+TEST_CASE("collective/ServerConnection: a new stream drops the answer of the one before it",
+          "[collective]") {
+  Server server(OnFailure::go_on);
+  Worker a(server, 0, sg::staleness::Adds::on_arrival);
+  a.begin_and_read();
+  a.link.ask(0, 0);
+  while (a.wire->carry(*a.wire->worker, a.wire->connection)) {
+  }
+  Message message;
+  std::span<std::byte const> payload;
+  REQUIRE(a.wire->connection.next(message, payload));
+  REQUIRE(message.kind == Kind::contents);  // its answer comes next
+  Wire::deliver(a.wire->connection, {.kind = Kind::begin, .stream = 2}, {});
+  CHECK_FALSE(a.wire->connection.next(message, payload));
 }
 
 TEST_CASE("collective/RemoteLink: on arrival, weights are there until newer ones have arrived",
@@ -398,15 +447,15 @@ TEST_CASE("collective/RemoteLink: on arrival, weights are there until newer ones
   a.push(2);
   a.link.ask(0, 0);
   a.say();
-  CHECK(a.link.take(0, 0, a.bytes.data()).own == 1);
+  CHECK(a.link.take(0, 0, a.bytes.data()).own() == 1);
   CHECK(a.value() == 1);
   // Half of the answer has arrived.
   auto const buffer = a.wire->worker->payload_buffer(a.wire->under_way.back().first);
   std::fill(buffer.begin(), buffer.end(), std::byte{0xff});
-  CHECK(a.link.take(0, 0, a.bytes.data()).own == 1);
+  CHECK(a.link.take(0, 0, a.bytes.data()).own() == 1);
   CHECK(a.value() == 1);
   a.wire->carry_all();
-  CHECK(a.link.take(0, 0, a.bytes.data()).own == 2);
+  CHECK(a.link.take(0, 0, a.bytes.data()).own() == 2);
   CHECK(a.value() == 3);
 }
 
@@ -429,7 +478,7 @@ TEST_CASE("collective/RemoteLink: exchanges memory for a push and for weights", 
     a.wire->carry_all();
     REQUIRE(a.told.arrivals == step + 1);
     std::byte const* const before = taken.data();
-    CHECK(a.link.take_over(0, 0, taken).own == static_cast<std::uint32_t>(step) + 1);
+    CHECK(a.link.take_over(0, 0, taken).own() == static_cast<std::uint32_t>(step) + 1);
     CHECK(taken.data() != before);
     double value = 0;
     std::memcpy(&value, taken.data(), sizeof(value));

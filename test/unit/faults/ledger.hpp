@@ -216,6 +216,7 @@ class Ledger final : public Watch {
     if (message.kind == Kind::lost) own.lost = false;
     if (message.kind == Kind::choice && own.active) choose(n, parcel);
     if (message.kind == Kind::newest) newest(n, message, values_of(parcel, message.layer));
+    if (message.kind == Kind::contents) contents(n, parcel);
     if (message.kind == Kind::answer || message.kind == Kind::last_answer) answer(n, parcel);
   }
   void gone(Line const& line) override {
@@ -246,6 +247,8 @@ class Ledger final : public Watch {
     std::vector<bool> urgent{};             // [layers] it asks without what is late of the last
     std::vector<std::uint32_t> answered{};  // [layers] order() of the last answer in its stream
     std::vector<stagger::detail::ByteRange> parts{};  // [layers] that it asked for last
+    bool tells = false;                               // it was told what the next answer contains,
+    Values told{};                                    // which is this
   };
   struct Before {
     std::vector<Tally> tallies;
@@ -309,6 +312,7 @@ class Ledger final : public Watch {
     own.urgent.assign(elements_.size(), false);
     own.answered.assign(elements_.size(), order(0, false));
     own.parts.assign(elements_.size(), {});
+    own.tells = false;
   }
   [[nodiscard]] bool midst(int n) const {
     return std::any_of(tallies_.begin(), tallies_.end(),
@@ -406,21 +410,45 @@ class Ledger final : public Watch {
                  " where layer ", message.layer, " has ", words(tally.first(n)), " behind push ",
                  tally.of(n).count));
   }
+  /// Whether a worker still uses an answer. What was asked for may be sent when all have pushed their
+  /// last, behind which nobody takes it.
+  [[nodiscard]] bool counts(int n, Tally const& tally) const {
+    return rules_.adds != Adds::on_arrival || !tally.all_ended(n);
+  }
+  /// The values of the answer that follows are those of this moment.
+  void contents(int n, Parcel const& parcel) {
+    Message const& message = parcel.message;
+    Tally& tally = tallies_[message.layer];
+    Pushed pushed(owed_.size());
+    if (parcel.payload.size() != pushed.size() * sizeof(pushed[0]))
+      return wrong(text("worker ", n, " is told ", parcel.payload.size(), " bytes of contents"));
+    std::memcpy(pushed.data(), parcel.payload.data(), parcel.payload.size());
+    if (counts(n, tally) && !tally.contains(n, pushed))
+      wrong(text("worker ", n, " is told that weights of layer ", message.layer, " contain ",
+                 words(pushed), " pushes of each worker, not ", words(tally.contained(n))));
+    if (counts(n, tally) && *std::min_element(pushed.begin(), pushed.end()) < message.rounds)
+      wrong(text("worker ", n, " gets weights with ", words(pushed),
+                 " pushes of each worker, and needs ", message.rounds));
+    owed(n).told = tally.answer(n, message.rounds, false);
+    owed(n).tells = true;
+  }
   void answer(int n, Parcel const& parcel) {
     Message const& message = parcel.message;
     std::size_t const l = message.layer;
     Tally& tally = tallies_[l];
     bool const last = message.kind == Kind::last_answer;
+    bool const exact = rules_.adds == Adds::in_worker_order;
     auto const part = last ? stagger::detail::ByteRange{0, bytes_of(l)} : owed(n).parts[l];
     bool const urgent = part.first != 0;
     if (last && !tally.all_ended(n))
       wrong(text("worker ", n, " gets the last weights of layer ", l, " before all have ended"));
-    // What was asked for may be sent when all have pushed their last, behind which nobody takes it.
-    bool const counts = !last && (rules_.adds != Adds::on_arrival || !tally.all_ended(n));
-    if (counts && !tally.ready(n, message.rounds, urgent))
+    if (std::exchange(owed(n).tells, false) == (exact || last))
+      wrong(text("worker ", n, exact || last ? " is" : " is not", " told what layer ", l,
+                 " contains"));
+    if (!last && counts(n, tally) && !tally.ready(n, message.rounds, urgent))
       return wrong(text("worker ", n, " gets weights of layer ", l, " with fewer than the ",
                         message.rounds, " rounds that it needs"));
-    Values const& all = tally.answer(n, message.rounds, last);
+    Values const& all = exact || last ? tally.answer(n, message.rounds, last) : owed(n).told;
     std::size_t const first = part.first / sizeof(double);
     std::size_t const end = std::min(part.last / sizeof(double), elements_[l]);
     Values const values = values_of(parcel, l, part);
@@ -428,13 +456,6 @@ class Ledger final : public Watch {
                     all.begin() + static_cast<long>(end)))
       wrong(text("worker ", n, " gets ", words(values), " for elements ", first, " to ", end,
                  " of ", message.rounds, " rounds of layer ", l, ", which are ", words(all)));
-    auto const tag = stagger::detail::VersionTag::of(message.number);
-    if (counts && tag.own != tally.contained(n, message.rounds))
-      wrong(text("worker ", n, " gets weights with ", tag.own, " of its pushes, not ",
-                 tally.contained(n, message.rounds)));
-    if (counts && tag.others < message.rounds)
-      wrong(text("worker ", n, " gets weights with ", tag.others,
-                 " pushes of another worker, and needs ", message.rounds));
     owed(n).asks[l] = 0;
     owed(n).answered[l] = order(message.rounds, urgent);
   }
@@ -468,10 +489,10 @@ class Ledger final : public Watch {
       if (each != values[0]) wrong("a message has two kinds of values");
     return values.empty() ? 0 : values[0];
   }
-  [[nodiscard]] static std::string words(Values const& values) {
+  template <class Numbers> [[nodiscard]] static std::string words(Numbers const& values) {
     std::string all;
     for (std::size_t i = 0; i < values.size(); ++i)
-      if (i == 0 || values[i] != values[i - 1]) all += text(all.empty() ? "" : " | ", values[i]);
+      if (true) all += text(all.empty() ? "" : " | ", values[i]);
     return all;
   }
   void remember(Line const& line, char const* way, Parcel const& parcel) {
@@ -500,7 +521,7 @@ class Ledger final : public Watch {
                                                 "resume"};
     static constexpr char const* of_server[] = {"wanted", "joined", "refused",     "newest",
                                                 "pushed", "answer", "last answer", "lost",
-                                                "waits",  "late",   "scores"};
+                                                "waits",  "late",   "scores",      "contents"};
     messages_.push_back(text(time_.now_s(), " s, worker ", line.worker(), way,
                              kind < 64 ? of_worker[kind] : of_server[kind - 64], ", layer ",
                              message.layer, ", stream ", message.stream, ", rounds ",

@@ -313,7 +313,7 @@ class Worker final : public Sleeper,
       if (rounds == stagger::detail::all_rounds)
         link_->take(l, rounds, layer.bytes.data());
       else
-        layer.contained = link_->take(l, rounds, layer.bytes.data()).own;
+        layer.contained = link_->take(l, rounds, layer.bytes.data()).own();
       if (layer.contained < before)
         world_.wrong(stagger::text("worker ", number_, " takes weights with ", layer.contained,
                                    " of its pushes behind some with ", before));

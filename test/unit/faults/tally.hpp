@@ -32,6 +32,7 @@ struct TallyRules {
 };
 
 using Values = std::vector<double>;  // [elements] of a layer
+using Pushed = std::vector<std::uint32_t>;
 
 /// One layer.
 class Tally {
@@ -44,6 +45,8 @@ class Tally {
     bool gone = false;
     std::deque<double> waiting{};  // accepted, and not added
     Values answer{};               // in turn: the values behind its last push
+    Pushed contained{};            // likewise: [workers] pushes of each in them,
+    std::vector<bool> over{};      // and whether its stream had ended then
     bool begun = false;            // it has pushed the urgent part of a layer that is divided
     double begins = 0;             // that push; every element of a push has one value
     std::set<double> made{};       // pushes that the server has not accepted yet
@@ -56,7 +59,7 @@ class Tally {
         workers_(rules.weights.size()),
         value_(elements, rules.first),
         rounds_{value_} {
-    for (Worker& each : workers_) each.answer = value_;
+    for (std::size_t n = 0; n < workers_.size(); ++n) keep_answer(static_cast<int>(n));
   }
 
   [[nodiscard]] Worker& of(int n) { return workers_[static_cast<std::size_t>(n)]; }
@@ -121,7 +124,7 @@ class Tally {
     std::uint32_t const border = exact() ? rounds() : slowest(0);
     own.gone = own.ended = false;
     own.count = own.start = std::max(own.count, border);
-    own.answer = value_;
+    keep_answer(n);
   }
 
   /// What the server says that it has added since, and what it should have added.
@@ -144,8 +147,8 @@ class Tally {
     for (Worker& each : workers_) {
       each.ended = each.gone;
       each.count = each.start = start;
-      each.answer = value_;
     }
+    for (std::size_t n = 0; n < workers_.size(); ++n) keep_answer(static_cast<int>(n));
     turn_ = 0;
     ++streams_;
     base_ = rounds();
@@ -175,8 +178,26 @@ class Tally {
   [[nodiscard]] Values const& first(int n) {
     return rules_.adds == Adds::in_turn ? of(n).answer : value_;
   }
-  [[nodiscard]] std::uint32_t contained(int n, std::uint32_t asked) {
-    return exact() ? asked : of(n).count - of(n).start;
+  /// [workers] pushes of each that an answer contains that is not exact, since the worker's stream
+  /// began.
+  [[nodiscard]] Pushed contained(int n) {
+    Pushed all = of(n).contained;
+    for (std::size_t other = 0; other < all.size(); ++other) {
+      if (rules_.adds == Adds::on_arrival) all[other] = added_of(other);
+      all[other] -= std::min(all[other], of(n).start);
+    }
+    return all;
+  }
+  /// Whether it may say so. Of another whose stream has ended, it says that it has all.
+  [[nodiscard]] bool contains(int n, Pushed const& pushed) {
+    Pushed const all = contained(n);
+    for (std::size_t other = 0; other < all.size(); ++other) {
+      bool const over =
+          rules_.adds == Adds::in_turn ? bool(of(n).over[other]) : workers_[other].ended;
+      bool const may_be_all = over && static_cast<int>(other) != n;
+      if (pushed[other] != all[other] && !(may_be_all && pushed[other] == 0xffffffff)) return false;
+    }
+    return true;
   }
   /// Pushes of the slowest worker whose stream goes on. @param none  where there is none
   [[nodiscard]] std::uint32_t slowest(std::uint32_t none) const {
@@ -195,10 +216,21 @@ class Tally {
   [[nodiscard]] std::uint32_t complete() const { return rounds() - (lacks_late_ ? 1 : 0); }
   [[nodiscard]] std::uint32_t fewest_added() const {
     std::uint32_t least = 0xffffffff;
-    for (Worker const& each : workers_)
-      if (!each.ended)
-        least = std::min(least, each.count - static_cast<std::uint32_t>(each.waiting.size()));
+    for (std::size_t n = 0; n < workers_.size(); ++n)
+      if (!workers_[n].ended) least = std::min(least, added_of(n));
     return least;
+  }
+  [[nodiscard]] std::uint32_t added_of(std::size_t n) const {
+    return workers_[n].count - static_cast<std::uint32_t>(workers_[n].waiting.size());
+  }
+  void keep_answer(int n) {
+    of(n).answer = value_;
+    of(n).contained.clear();
+    of(n).over.clear();
+    for (std::size_t other = 0; other < workers_.size(); ++other) {
+      of(n).contained.push_back(added_of(other));
+      of(n).over.push_back(workers_[other].ended);
+    }
   }
   void wrong(char const* what, int n, double value) {
     if (wrong_.empty()) wrong_ = stagger::text("a push of worker ", n, ", ", value, ", is ", what);
@@ -286,7 +318,7 @@ class Tally {
     if (of(event.worker).waiting.empty() || event.pushes != added_)
       return wrong("added twice, or was not accepted", event.worker, 0);
     add_first_of(event.worker, Values(value_), scale({event.worker}), value_.size());
-    of(event.worker).answer = value_;
+    keep_answer(event.worker);
     if (rules_.adds == Adds::in_turn) turn_ = next(turn_);
   }
   [[nodiscard]] StoreEvent next_event() const {

@@ -223,20 +223,19 @@ class History {
     REQUIRE(store_.ready(static_cast<int>(n), asked) == slow_.ready(n, asked));
     if (!slow_.ready(n, asked)) return;
     if (slow_.adds == Adds::in_turn && slow_.end_of(n) == slow_.start) return;  // has not pushed
-    auto const tag = store_.contained(static_cast<int>(n), asked);
-    CHECK(tag.own == since_start(n, exact() ? asked : slow_.added(n)));
-    if (slow_.adds != Adds::in_turn) CHECK(tag.others == of_others(n, asked));
+    std::vector<std::uint32_t> contained(from_.size());
+    store_.contained(static_cast<int>(n), asked, contained);
+    CHECK(contained[n] == since_start(n, exact() ? asked : slow_.added(n)));
+    for (std::size_t of = 0; slow_.adds != Adds::in_turn && of < from_.size(); ++of)
+      if (of != n) CHECK(contained[of] == of_other(n, of, asked));
     CHECK(value_at(store_.weights(static_cast<int>(n), asked)) == slow_.weights(n, asked));
     if (exact()) from_[n] = asked;
   }
-  /// The fewest pushes since its stream began that weights contain of another whose stream goes on.
-  [[nodiscard]] std::uint32_t of_others(std::size_t n, std::uint32_t asked) const {
-    std::uint32_t few = detail::all_rounds;
-    for (std::size_t other = 0; other < from_.size(); ++other) {
-      if (other == n || (!exact() && slow_.ended[other])) continue;
-      few = std::min(few, exact() ? asked : slow_.added(other));
-    }
-    return few == detail::all_rounds ? few : since_start(n, few);
+  /// The pushes since its stream began that weights contain of another.
+  [[nodiscard]] std::uint32_t of_other(std::size_t n, std::size_t other,
+                                       std::uint32_t asked) const {
+    if (exact()) return since_start(n, asked);
+    return slow_.ended[other] ? detail::all_rounds : since_start(n, slow_.added(other));
   }
   [[nodiscard]] std::uint32_t since_start(std::size_t n, std::uint32_t pushes) const {
     return pushes - std::min(pushes, store_.start(static_cast<int>(n)));

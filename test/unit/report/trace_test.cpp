@@ -386,13 +386,16 @@ TEST_CASE(
 TEST_CASE("report/trace: a slice says what its weights lacked where that is known", "[report]") {
   Timeline timeline{{{{{Kind::forward, 0, 0}, 0, 1}, {{Kind::forward, 0, 1}, 1, 2}}}};
   timeline.rows[0][1].lacked = 3;
+  timeline.rows[0][1].lacked_of = 2;
   json::Value const root = json::parse(report::perfetto(timeline));
   std::map<std::string, std::string> lacked;
   for (auto const& event : root.at("traceEvents").items)
     if (event.has("cat") && event.at("cat").text == "compute")
-      lacked[event.at("name").text] =
-          event.at("args").has("lacked") ? event.at("args").at("lacked").text : "";
-  REQUIRE(lacked == std::map<std::string, std::string>{{"0F0", ""}, {"0F1", "3"}});
+      for (char const* const fact : {"lacked", "lacked_of_worker"})
+        if (event.at("args").has(fact))
+          lacked[event.at("name").text + " " + fact] = event.at("args").at(fact).text;
+  REQUIRE(lacked ==
+          std::map<std::string, std::string>{{"0F1 lacked", "3"}, {"0F1 lacked_of_worker", "2"}});
 }
 
 TEST_CASE("report/trace: a slice says how long it exchanged with its group, if it did",

@@ -45,6 +45,7 @@ class Forwarding : public stagger::detail::ParameterLink {
   }
   [[nodiscard]] bool span(int processes) noexcept override { return own_->span(processes); }
   [[nodiscard]] int worker() const noexcept override { return own_->worker(); }
+  [[nodiscard]] std::size_t workers() const noexcept override { return own_->workers(); }
   [[nodiscard]] std::string waits_for() const override { return own_->waits_for(); }
 
  protected:

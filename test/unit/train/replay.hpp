@@ -4,8 +4,10 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -152,8 +154,24 @@ inline std::vector<std::vector<ServerEvent>> logs_of(
   return logs;
 }
 
+/// [k] steps of a worker whose weights lacked k pushes of another, of as many as it had made, in the
+/// layer that lacked most.
+inline std::vector<std::uint64_t> lacks(Replay const& replay, std::size_t n, std::size_t other,
+                                        std::size_t steps) {
+  std::vector<std::uint64_t> counts(64);
+  for (std::size_t step = 0; step < steps; ++step) {
+    std::size_t most = 0;
+    for (std::size_t l = 0; l < layers && n != other; ++l) {
+      LayerReplay const& layer = replay.layer(l);
+      most = std::max(most, step - std::min(step, layer.own(other, layer.takes[n][step])));
+    }
+    ++counts[most];
+  }
+  return counts;
+}
+
 /// Workers that drift apart: each takes its steps, now and then a little later. What they have then
-/// are the bits of the server's log.
+/// are the bits of the server's log, which also knows what their weights lacked of each worker.
 /// @param own   the workers of this process
 /// @param logs  () what the server remembers, once all workers of all processes have ended
 /// @param make  (worker) -> trainer, which has adam
@@ -182,6 +200,9 @@ void replay_drifting(sg::staleness::Pushes pushes, int workers, std::vector<int>
   for (std::size_t k = 0; k < own.size(); ++k) {  // taken behind its last step, while others go on
     auto const n = static_cast<std::size_t>(own[k]);
     REQUIRE(weights(trainers[k]) == replay.taken(n, batches[n].size()));
+    for (std::size_t other = 0; other < N; ++other)
+      REQUIRE(trainers[k].staleness(static_cast<int>(other)) ==
+              lacks(replay, n, other, batches[n].size()));
   }
 }
 

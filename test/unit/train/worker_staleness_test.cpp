@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,6 +27,7 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
+#include "forwarding_link.hpp"
 #include "plain_layers.hpp"
 
 // What the weights of each minibatch lacked of other workers, as they say themselves.
@@ -111,12 +115,15 @@ template <class Trainer> void train(std::vector<Trainer>& trainers, int count) {
 
 }  // namespace
 
-TEST_CASE("parameters/VersionTag: it travels as one number", "[parameters]") {
+TEST_CASE("parameters/VersionTag: of others it has the least", "[parameters]") {
   using sg::detail::VersionTag;
-  for (VersionTag const tag : {VersionTag{}, VersionTag{3, 0},
-                               VersionTag{0, sg::detail::all_rounds}, VersionTag{0xfffffffe, 5}})
-    REQUIRE(VersionTag::of(tag.number()) == tag);
-  REQUIRE(VersionTag{7, 0}.number() == 7);
+  std::uint32_t const pushes[] = {7, 3, sg::detail::all_rounds};
+  REQUIRE(VersionTag{pushes, 0}.own() == 7);
+  REQUIRE(VersionTag{pushes, 0}.others() == 3);
+  REQUIRE(VersionTag{pushes, 0}.rounds() == 3);
+  REQUIRE(VersionTag{pushes, 1}.others() == 7);
+  REQUIRE(VersionTag{pushes, 1}.rounds() == 3);
+  REQUIRE(VersionTag{std::span(pushes).first(1), 0}.others() == sg::detail::all_rounds);
 }
 
 TEST_CASE(
@@ -192,7 +199,8 @@ TEST_CASE(
         trainers.push_back(stepping(model_of_workers, server, n, timed(clock, n)));
       train(trainers, steps);
       // What the server noted says the same: all that it had added when a worker took weights.
-      std::vector<std::vector<int>> lacked(3);
+      using Lacked = std::vector<int>;  // [steps]
+      std::vector<std::vector<Lacked>> of(3, std::vector<Lacked>(3, Lacked(steps)));
       for (std::size_t l = 0; l < layers; ++l) {
         std::vector<int> added(3);
         std::vector<int> taken(3);
@@ -204,19 +212,35 @@ TEST_CASE(
           }
           auto const step = static_cast<std::size_t>(taken[n]++);
           if (step == steps) continue;  // no step sees them
-          int fewest = added[(n + 1) % 3];
-          fewest = std::min(fewest, added[(n + 2) % 3]);
-          lacked[n].resize(std::max(lacked[n].size(), step + 1));
-          lacked[n][step] = std::max(lacked[n][step], added[n] - fewest);
+          for (std::size_t other = 0; other < 3; ++other)
+            of[n][other][step] = std::max(of[n][other][step], added[n] - added[other]);
         }
+        REQUIRE(taken == std::vector<int>(3, steps + 1));
       }
       int most = 0;
       for (std::size_t n = 0; n < 3; ++n) {
         CAPTURE(n, latency_s);
-        REQUIRE(lacked[n].size() == std::size_t{steps});
-        for (int& each : lacked[n]) each = std::max(0, each);
-        REQUIRE(trainers[n].staleness() == histogram(lacked[n]));
-        most = std::max(most, *std::max_element(lacked[n].begin(), lacked[n].end()));
+        Lacked lacked(steps);
+        for (std::size_t other = 0; other < 3; ++other) {
+          REQUIRE(trainers[n].staleness(static_cast<int>(other)) == histogram(of[n][other]));
+          for (std::size_t step = 0; step < steps; ++step)
+            lacked[step] = std::max(lacked[step], of[n][other][step]);
+        }
+        REQUIRE(trainers[n].staleness() == histogram(lacked));
+        most = std::max(most, *std::max_element(lacked.begin(), lacked.end()));
+        // The timeline of the last step says of which worker, the first of those that lack as much.
+        int of_worker = -1;
+        for (int other = 2; other >= 0; --other)
+          if (int const last = of[n][static_cast<std::size_t>(other)][steps - 1];
+              last != 0 && last == lacked[steps - 1])
+            of_worker = other;
+        auto const timeline = trainers[n].timeline();
+        int seen = -1;
+        for (auto const& row : timeline.rows)
+          for (auto const& span : row)
+            if (span.action.kind == Kind::forward && span.lacked == lacked[steps - 1])
+              seen = std::max(seen, span.lacked_of);
+        REQUIRE(seen == of_worker);
       }
       if constexpr (requires { model_of_workers.bound; }) REQUIRE(most == model_of_workers.bound);
       REQUIRE(most > 0);
@@ -224,6 +248,45 @@ TEST_CASE(
   };
   check(sg::staleness::Asynchronous{});
   check(sg::staleness::StaleSynchronous{2});
+}
+
+TEST_CASE("train/Trainer: names the workers whose staleness it knows", "[train]") {
+  sg::collective::ParameterServer const server({.workers = 3});
+  auto const train = stepping(sg::staleness::Asynchronous{}, server, 1, sg::host::Threads{1});
+  for (int const worker : {0, 1, 2})
+    CHECK(train.staleness(worker) == std::vector<std::uint64_t>(64));
+  for (int const worker : {-1, 3})
+    CHECK_THROWS_WITH(train.staleness(worker),
+                      Catch::Matchers::Contains("has no worker " + std::to_string(worker)) &&
+                          Catch::Matchers::Contains("it has 3 workers"));
+  CHECK(sg::Pipeline{model()}.with(Loss{}).staleness(0).empty());
+}
+
+TEST_CASE("train/Trainer: refuses weights that lack pushes which it had asked for", "[train]") {
+  class Behind final : public Forwarding {
+   public:
+    using Forwarding::Forwarding;
+    sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values,
+                                Bytes part) override {
+      auto const tag = Forwarding::take(l, rounds, values, part);
+      pushes_.assign(tag.pushes.begin(), tag.pushes.end());
+      pushes_[1] = std::min(pushes_[1], 2U);
+      return {pushes_, tag.worker};
+    }
+
+   private:
+    std::vector<std::uint32_t> pushes_;
+  };
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto a = sg::Pipeline{model()}.with(
+      sg::staleness::Synchronous{},
+      sg::collective::ServerWorker(std::make_shared<Behind>(server.worker(0).link())), Loss{}, sgd);
+  auto b = stepping(sg::staleness::Synchronous{}, server, 1, sg::host::Threads{1});
+  auto const batch = data(2);
+  for (int step = 0; step < 2; ++step) sg::run_together(a.step(batch), b.step(batch));
+  CHECK_THROWS_WITH(sg::run_together(a.step(batch), b.step(batch)),
+                    Catch::Matchers::Contains("worker 0 received weights of layer") &&
+                        Catch::Matchers::Contains("with 2 of the 3 pushes of worker 1"));
 }
 
 TEST_CASE("train/Trainer: steps together lack nothing, and late layers one push", "[train]") {

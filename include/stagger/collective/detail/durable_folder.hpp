@@ -134,7 +134,7 @@ class DurableFolder {
  private:
   static constexpr std::string_view server_name = "stgrserv";
   static constexpr std::string_view layer_name = "stgrlayr";
-  static constexpr std::uint32_t version = 3;
+  static constexpr std::uint32_t version = 4;
 
   [[nodiscard]] static std::string made(std::string path) {
     stagger::detail::make_writable_folder(path, "a parameter server");

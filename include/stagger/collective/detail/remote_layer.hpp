@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <stagger/collective/messages.hpp>
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
@@ -39,10 +40,13 @@ class RemoteLayer {
   }
   [[nodiscard]] std::size_t bytes() const noexcept { return pushed_.size(); }
 
+  /// Whether all of it is pushed or asked for, and no part.
+  [[nodiscard]] bool is_whole(ByteRange part) const noexcept { return part.last > bytes(); }
+
   // Called by the worker.
 
   /// A stream begins, to which nothing belongs that was pushed or asked for before.
-  void begin() noexcept { in_stream_ = false; }
+  void begin() noexcept { in_stream_ = contents_known_ = false; }
   /// The call that waited for values has ended by an error, so they are not requested again over
   /// the next connection: their answer would be taken for that of the next request.
   void stop_waiting() noexcept { state_ = State::idle; }
@@ -62,10 +66,18 @@ class RemoteLayer {
     unacknowledged_ = true;
     return push_ = {.kind = kind, .number = ++pushes_, .bytes = bytes};
   }
-  void read() noexcept { state_ = State::reading; }
+  /// The newest values are asked for.
+  /// @param workers  of the server
+  void read(std::size_t workers) {
+    if (contains_.size() != workers) {
+      contains_ = FixedArray<std::uint32_t>(workers);
+      coming_contains_ = FixedArray<std::uint32_t>(workers);
+    }
+    state_ = State::reading;
+  }
   [[nodiscard]] bool reading() const noexcept { return state_ == State::reading; }
   void take_read() noexcept {
-    coming_contains_ = {};
+    contain(0);
     use_coming();
   }
   /// Asks for a snapshot. If an earlier request is under way, it is answered first; this one is sent
@@ -107,8 +119,8 @@ class RemoteLayer {
   }
   /// Copies the values in use; the lock need not be held.
   void copy_to(std::byte* values) const noexcept { copy(values, used_.data()); }
-  /// What the values in use contain.
-  [[nodiscard]] VersionTag contains() const noexcept { return contains_; }
+  /// What the values in use contain. @pre values were read
+  [[nodiscard]] VersionTag contains(int worker) const noexcept { return tag_of(contains_, worker); }
 
   // Called for messages of the server.
 
@@ -126,6 +138,17 @@ class RemoteLayer {
     if (!reading() && !asked) refuse_message(message, "was not asked for");
     return coming_.span().subspan(part.first, part.size());
   }
+  /// The memory into which it is received what the next answer contains. An answer of an earlier
+  /// stream is not used.
+  /// @throws Error  bad_data for another number of workers, or if no answer was requested
+  [[nodiscard]] std::span<std::byte> contents_buffer(Message const& message) {
+    auto const counts = std::span(coming_contains_.data(), coming_contains_.size());
+    if (!reading() && state_ != State::asked) refuse_message(message, "was not asked for");
+    if (message.bytes != counts.size_bytes())
+      refuse_message(message, "is not about as many workers");
+    return std::as_writable_bytes(counts);
+  }
+  void contents_arrive() noexcept { contents_known_ = true; }
   /// @param pushes  that this worker has made so far
   void newest(std::uint64_t pushes) noexcept {
     state_ = State::idle;
@@ -141,12 +164,17 @@ class RemoteLayer {
     too_old,   ///< the worker has asked for more meanwhile: request() is to be sent
     usable
   };
-  [[nodiscard]] Arrival arrive(Message const& message) noexcept {
+  /// @param exact    whether it contains precisely the rounds that it answers; otherwise it follows a
+  ///                 message that says what it contains
+  /// @throws Error   bad_data if it does not
+  [[nodiscard]] Arrival arrive(Message const& message, int worker, bool exact) {
+    bool const last = message.kind == MessageKind::last_answer;
+    bool const known = std::exchange(contents_known_, false);
     if (state_ != State::asked) return Arrival::unwanted;
-    coming_contains_ = VersionTag::of(message.number);
-    there_ = message.kind == MessageKind::last_answer
-                 ? stagger::detail::all_rounds
-                 : std::max(message.rounds, coming_contains_.rounds());
+    if (exact) contain(message.rounds);
+    if (!exact && !last && !known) refuse_message(message, "does not say what it contains");
+    there_ = last ? stagger::detail::all_rounds
+                  : std::max(message.rounds, tag_of(coming_contains_, worker).rounds());
     if (there_ < rounds_) {
       under_way_ = rounds_;
       return Arrival::too_old;
@@ -180,23 +208,31 @@ class RemoteLayer {
     std::size_t const last = std::min(part.last, bytes());
     if (last != 0) std::memcpy(to + part.first, from + part.first, last - part.first);
   }
+  /// The values on their way contain so many pushes of every worker.
+  void contain(std::uint32_t rounds) noexcept {
+    std::fill(coming_contains_.begin(), coming_contains_.end(), rounds);
+  }
+  [[nodiscard]] static VersionTag tag_of(FixedArray<std::uint32_t> const& pushes,
+                                         int worker) noexcept {
+    return {{pushes.data(), pushes.size()}, worker};
+  }
   void use_coming() noexcept {
     std::swap(used_, coming_);
-    contains_ = coming_contains_;
+    std::swap(contains_, coming_contains_);
     state_ = State::idle;
   }
 
   State state_ = State::idle;
   bool unacknowledged_ = false;
-  bool in_stream_ = false;        // whether the last push or request is of the stream that runs
-  std::uint32_t rounds_ = 0;      // asked for
-  ByteRange part_{};              // likewise
-  std::uint32_t under_way_ = 0;   // rounds of the request that was sent last
-  std::uint32_t there_ = 0;       // rounds in the last answer
-  std::uint64_t pushes_ = 0;      // made
-  Message push_{}, ask_{};        // the last ones
-  VersionTag contains_{};         // `used_`
-  VersionTag coming_contains_{};  // likewise
+  bool in_stream_ = false;       // whether the last push or request is of the stream that runs
+  std::uint32_t rounds_ = 0;     // asked for
+  ByteRange part_{};             // likewise
+  std::uint32_t under_way_ = 0;  // rounds of the request that was sent last
+  std::uint32_t there_ = 0;      // rounds in the last answer
+  std::uint64_t pushes_ = 0;     // made
+  Message push_{}, ask_{};       // the last ones
+  bool contents_known_ = false;  // the server has said what its next answer contains
+  FixedArray<std::uint32_t> contains_, coming_contains_;  // [workers] `used_`, and `coming_`
   stagger::detail::ParameterBlock pushed_, used_, coming_;
 };
 

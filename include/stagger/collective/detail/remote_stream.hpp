@@ -17,6 +17,7 @@
 #include <stagger/collective/detail/server_session.hpp>
 #include <stagger/collective/detail/stream_progress.hpp>
 #include <stagger/collective/messages.hpp>
+#include <stagger/collective/server_options.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/parameters/parameter_link.hpp>
@@ -27,8 +28,8 @@ using stagger::detail::ParameterListener;
 
 class RemoteStream {
  protected:
-  explicit RemoteStream(std::unique_ptr<Connector> connector)
-      : run_(connector->run()), session_(std::move(connector)) {}
+  RemoteStream(std::unique_ptr<Connector> connector, int worker)
+      : worker_(worker), run_(connector->run()), session_(std::move(connector)) {}
   ~RemoteStream() = default;
 
   /// @param message  complete except for layer and stream
@@ -48,7 +49,7 @@ class RemoteStream {
     auto lock = session_.lock();
     session_.require_alive();
     RemoteLayer& layer = layers_[l];
-    layer.read();
+    layer.read(workers_);
     session_.send(lock, of(l, {.kind = MessageKind::read}));
     lock.lock();
     session_.wait(lock, "sent its weights", [&] { return !layer.reading(); });
@@ -101,6 +102,12 @@ class RemoteStream {
     if (message.layer >= layers_.size()) refuse_message(message, "names no layer");
     return layers_[message.layer];
   }
+  /// Notes how many workers the server has, which `joined` says.
+  void note_workers(Message const& message) {
+    if (message.layer > most_workers || std::cmp_less_equal(message.layer, worker_))
+      refuse_message(message, "has a number of workers that cannot be");
+    workers_ = message.layer;
+  }
   /// The memory into which the payload of `joined` is received.
   [[nodiscard]] std::span<std::byte> factor_buffer(Message const& message) {
     if (message.bytes != sizeof(factor_)) refuse_message(message, "has not one number");
@@ -123,7 +130,7 @@ class RemoteStream {
   void arrive(Message const& message) {
     if (message.stream != stream_.number()) return;
     RemoteLayer& layer = layer_of(message);
-    RemoteLayer::Arrival const arrival = layer.arrive(message);
+    RemoteLayer::Arrival const arrival = layer.arrive(message, worker_, exact_);
     if (!stream_.running() || listener_ == nullptr) return;
     if (arrival == RemoteLayer::Arrival::too_old) session_.send(of(message.layer, layer.request()));
     if (arrival != RemoteLayer::Arrival::usable) return;
@@ -142,7 +149,10 @@ class RemoteStream {
                                             static_cast<std::size_t>(message.number)});
   }
 
-  std::string const run_;  // the name of the worker's run
+  int worker_;
+  std::size_t workers_ = 0;  // of the server
+  bool exact_ = true;        // pushes are added in the order of workers
+  std::string const run_;    // the name of the worker's run
   FixedArray<RemoteLayer> layers_;
   mutable ServerSession session_;  // its lock guards the members below
   ParameterListener* listener_ = nullptr;

@@ -163,9 +163,10 @@ template <class M> Traffic MachineFacts<M>::traffic(M& machine, int ranks) {
   Traffic total = machine.traffic.total();
   return total.ranks() != 0 ? total : Traffic(static_cast<std::size_t>(ranks));  // no step yet
 }
-template <class M> std::vector<std::uint64_t> MachineFacts<M>::staleness(M& machine) {
+template <class M>
+std::vector<std::uint64_t> MachineFacts<M>::staleness(M& machine, std::optional<int> worker) {
   if (machine.exchange() == nullptr) return {};
-  auto const counts = machine.exchange()->staleness();
+  auto const counts = machine.exchange()->staleness(worker);
   return {counts.begin(), counts.end()};
 }
 template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int ranks, bool sums) {

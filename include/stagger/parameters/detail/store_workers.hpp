@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include <stagger/core/fixed_array.hpp>
@@ -21,22 +22,22 @@ namespace stagger::detail {
 
 struct StoreWorker {
   static constexpr std::size_t most_reserved = 1024;  ///< waiting pushes, without their values
-  std::uint32_t pushes = 0;           ///< added or not; equal for all workers when streams begin
-  std::uint32_t start = 0;            ///< of them, those before its stream
-  std::uint32_t before = 0;           ///< of them, those added before its current stream
-  std::uint32_t from = 0;             ///< rounds of the first snapshot that it may ask for
-  std::uint32_t stream = all_rounds;  ///< the stream that it began last; at first none
-  int process = 0;                    ///< its process that runs the layer in that stream
-  std::uint32_t failures = 0;         ///< streams that ended by a failure, its own or another's
-  std::size_t most_ahead = 1;         ///< pushes that may wait for those of others
-  bool ended = false;                 ///< whether that stream has ended
-  bool gone = false;                  ///< it has left: nobody waits for it
-  List<ParameterBlock> waiting{};     ///< pushes that are not added yet, the oldest first
-  ParameterBlock begun{};             ///< a push that lacks its late part
-  std::size_t begun_from = 0;         ///< bytes of that part
-  ParameterBlock answer{};            ///< in_turn: values after its last push, or the first
-  std::uint32_t answer_contains = 0;  ///< pushes of all workers in `answer`
-  std::uint32_t answer_fewest_of_others = 0;  ///< as `fewest_of_others`, for `answer`
+  std::uint32_t pushes = 0;             ///< added or not; equal for all workers when streams begin
+  std::uint32_t start = 0;              ///< of them, those before its stream
+  std::uint32_t before = 0;             ///< of them, those added before its current stream
+  std::uint32_t from = 0;               ///< rounds of the first snapshot that it may ask for
+  std::uint32_t stream = all_rounds;    ///< the stream that it began last; at first none
+  int process = 0;                      ///< its process that runs the layer in that stream
+  std::uint32_t failures = 0;           ///< streams that ended by a failure, its own or another's
+  std::size_t most_ahead = 1;           ///< pushes that may wait for those of others
+  bool ended = false;                   ///< whether that stream has ended
+  bool gone = false;                    ///< it has left: nobody waits for it
+  List<ParameterBlock> waiting{};       ///< pushes that are not added yet, the oldest first
+  ParameterBlock begun{};               ///< a push that lacks its late part
+  std::size_t begun_from = 0;           ///< bytes of that part
+  ParameterBlock answer{};              ///< in_turn: values after its last push, or the first
+  std::uint32_t answer_contains = 0;    ///< pushes of all workers in `answer`
+  List<std::uint32_t> answer_pushes{};  ///< [workers] of each, as StoreWorkers::added_for
 
   /// It may push until so many of its pushes wait.
   void allow(std::size_t ahead) {
@@ -73,20 +74,17 @@ struct StoreWorker {
   }
   /// For Adds::in_turn: keeps the values of the worker's next answer.
   /// @param contains  pushes of all workers
-  /// @param has       as `answer_fewest_of_others`
-  void answer_with(std::byte const* values, std::size_t bytes, std::uint32_t contains,
-                   std::uint32_t has) {
+  void answer_with(std::byte const* values, std::size_t bytes, std::uint32_t contains) {
     if (answer.size() != bytes) answer.make(nullptr, bytes);
     if (bytes != 0) std::memcpy(answer.data(), values, bytes);
     answer_contains = contains;
-    answer_fewest_of_others = has;
   }
   /// Writes or reads everything but the pushes that lack their late part.
   /// @param file   a StateWriter or a StateReader
   /// @param bytes  of a push
   template <class File> void keep(File& file, std::size_t bytes) {
-    file.numbers(pushes, start, before, from, stream, failures, ended, gone, answer_contains,
-                 answer_fewest_of_others);
+    file.numbers(pushes, start, before, from, stream, failures, ended, gone, answer_contains);
+    for (std::uint32_t& count : answer_pushes) file.numbers(count);
     file.require(start <= pushes);
     file.blocks(waiting, bytes);
     file.block(answer);
@@ -122,25 +120,31 @@ class StoreWorkers {
   [[nodiscard]] std::uint32_t added(int worker) const {
     return workers_[worker].pushes - static_cast<std::uint32_t>(workers_[worker].waiting.size());
   }
-  /// The smallest such number of the other workers whose streams go on; `all_rounds` if there is
-  /// none.
-  [[nodiscard]] std::uint32_t fewest_of_others(int worker) const noexcept {
-    std::uint32_t few = all_rounds;
-    for (int n = 0; n < static_cast<int>(size()); ++n)
-      if (n != worker && !workers_[n].ended) few = std::min(few, added(n));
-    return few;
+  /// How many pushes of a worker the newest weights contain, for another worker or itself:
+  /// `all_rounds` of another whose stream has ended.
+  [[nodiscard]] std::uint32_t added_for(int worker, int of) const noexcept {
+    return of != worker && workers_[of].ended ? all_rounds : added(of);
+  }
+  /// For Adds::in_turn: keeps the newest values for a worker's next answer, and what they contain.
+  /// @param all  pushes of all workers in them
+  void keep_answer(int worker, std::byte const* values, std::size_t bytes, std::uint32_t all) {
+    StoreWorker& own = workers_[worker];
+    own.answer_with(values, bytes, all);
+    own.answer_pushes.resize(size());
+    for (int n = 0; n < static_cast<int>(size()); ++n) own.answer_pushes[n] = added_for(worker, n);
   }
   /// What the weights contain that a worker can take.
   /// @param pushes  that it asks for
-  [[nodiscard]] VersionTag contained(int worker, std::uint32_t pushes, staleness::Adds adds) const {
+  /// @param to      [workers] pushes of each since this worker's stream began
+  void contained(int worker, std::uint32_t pushes, staleness::Adds adds,
+                 std::span<std::uint32_t> to) const {
     StoreWorker const& own = workers_[worker];
-    bool const exact = adds == staleness::Adds::in_worker_order;
-    std::uint32_t const mine = exact ? pushes : added(worker);
-    std::uint32_t others = fewest_of_others(worker);
-    if (exact && size() > 1) others = pushes;
-    if (adds == staleness::Adds::in_turn) others = own.answer_fewest_of_others;
-    return {mine - std::min(mine, own.start),
-            others == all_rounds ? others : others - std::min(others, own.start)};
+    for (int n = 0; n < static_cast<int>(size()); ++n) {
+      std::uint32_t count = pushes;
+      if (adds == staleness::Adds::in_turn) count = own.answer_pushes[n];
+      if (adds == staleness::Adds::on_arrival) count = added_for(worker, n);
+      to.data()[n] = count == all_rounds ? count : count - std::min(count, own.start);
+    }
   }
   /// Whether every stream has ended.
   [[nodiscard]] bool all_ended() const noexcept {

@@ -28,6 +28,7 @@ struct Block {
   Half half = Half::none;
   bool repeated = false;  // a forward run again by recomputation
   int lacked = -1;        // as of its span
+  int lacked_of = -1;     // likewise
   double exchange_s = 0;  // likewise
 };
 
@@ -67,11 +68,17 @@ inline void require_times(schedule::Timeline const& timeline) {
 template <class F> void for_each_block(std::vector<schedule::Span> const& row, F&& f) {
   Block pending{};
   bool open = false;  // `pending` waits for its second half; messages may stand between
-  auto const emit_pair = [&](schedule::Span const& second) {
-    double const start = std::min(pending.start_s, second.start_s);
-    double const end = std::max(pending.end_s, second.end_s);
-    f(Block{pending.action, start, end, Half::first, false, -1, pending.exchange_s});
-    f(Block{second.action, start, end, Half::second, false, -1, second.exchange_s});
+  auto const block_of = [](schedule::Span const& span) {
+    return Block{span.action,   span.start_s, span.end_s,     Half::none,
+                 span.repeated, span.lacked,  span.lacked_of, span.exchange_s};
+  };
+  auto const emit_pair = [&](Block second) {
+    pending.start_s = second.start_s = std::min(pending.start_s, second.start_s);
+    pending.end_s = second.end_s = std::max(pending.end_s, second.end_s);
+    pending.half = Half::first;
+    second.half = Half::second;
+    f(pending);
+    f(second);
     open = false;
   };
   for (schedule::Span const& span : row) {
@@ -79,14 +86,12 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
     if (span.action.kind == schedule::Kind::reduce_gradient) {
       f(Block{span.action, span.start_s, span.end_s, Half::none});
     } else if (open) {
-      emit_pair(span);
+      emit_pair(block_of(span));
     } else if (span.action.overlaps_next) {
-      pending =
-          Block{span.action, span.start_s, span.end_s, Half::none, false, -1, span.exchange_s};
+      pending = block_of(span);
       open = true;
     } else {
-      f(Block{span.action, span.start_s, span.end_s, Half::none, span.repeated, span.lacked,
-              span.exchange_s});
+      f(block_of(span));
     }
   }
   if (open) f(pending);  // the row ended in the middle of a pair

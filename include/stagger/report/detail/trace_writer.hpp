@@ -155,6 +155,7 @@ class TraceWriter {
     Half half = Half::none;
     bool repeated = false;
     int lacked = -1;
+    int lacked_of = -1;
     std::int64_t exchange_ns = 0;
   };
   struct Lane {
@@ -183,6 +184,7 @@ class TraceWriter {
                   block.half,
                   block.repeated,
                   block.lacked,
+                  block.lacked_of,
                   to_ns(block.exchange_s)};
       if (block.half == Half::second) {  // inside the first half, from its second nanosecond on
         slice.start_ns = slices_.back().start_ns + 1;
@@ -249,6 +251,7 @@ class TraceWriter {
         text(",\"args\":{\"stage\":", action.stage, ",\"microbatch\":", action.microbatch,
              action.slice != 0 ? text(",\"slice\":", action.slice) : std::string(),
              slice.lacked >= 0 ? text(",\"lacked\":", slice.lacked) : std::string(),
+             slice.lacked_of >= 0 ? text(",\"lacked_of_worker\":", slice.lacked_of) : std::string(),
              slice.exchange_ns > 0 ? text(",\"exchange_us\":", microseconds(slice.exchange_ns))
                                    : std::string(),
              ",\"step\":", number, "}"));

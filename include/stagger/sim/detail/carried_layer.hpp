@@ -24,8 +24,8 @@ struct Parcel {
   std::size_t layer = 0;              ///< of a message about late layers: the number of layers
   std::size_t split = 0;              ///< of a message about late layers: the layer of which only
                                       ///< `part` is late
-  std::uint32_t number = 0;  ///< of the push; rounds of the answer; step of the late layers
-  stagger::detail::VersionTag contained{};
+  std::uint32_t number = 0;         ///< of the push; rounds of the answer; step of the late layers
+  List<std::uint32_t> contained{};  ///< [workers] pushes of each in the answer
   double sent_s = 0;
   stagger::detail::ParameterBlock values{};
 
@@ -78,7 +78,8 @@ struct CarriedLayer {
   std::uint32_t pushes = 0;                  ///< of the stream
   std::uint32_t under_way = 0;               ///< of those
   stagger::detail::ByteRange asked{};        ///< a part, last
-  stagger::detail::VersionTag contained{};   ///< in the answer that arrived last
+  List<std::uint32_t> contained{};           ///< [workers] pushes of each in the answer that
+                                             ///< arrived last
   stagger::detail::ParameterBlock answer{};  ///< that one
 
   void drop() noexcept {
@@ -86,8 +87,8 @@ struct CarriedLayer {
     asks_ = requested_ = false;
   }
   /// Keeps what was read at first, which is used until an answer arrives.
-  void read(std::byte const* values) {
-    contained = {};
+  void read(std::byte const* values, std::size_t workers) {
+    contained.assign(workers, 0);
     if (answer.size() != bytes) answer.make(nullptr, bytes);
     if (bytes != 0) std::memcpy(answer.data(), values, bytes);
   }
@@ -95,6 +96,10 @@ struct CarriedLayer {
   void ask(std::uint32_t rounds) noexcept {
     if (!std::exchange(asks_, true)) behind_ = pushes;
     rounds_ = rounds;
+  }
+  /// What the answer contains that arrived last.
+  [[nodiscard]] stagger::detail::VersionTag tag(int worker) const noexcept {
+    return {{contained.data(), contained.size()}, worker};
   }
   /// It will ask for the last weights instead.
   void cancel() noexcept { asks_ = false; }
@@ -106,12 +111,16 @@ struct CarriedLayer {
   }
   [[nodiscard]] std::uint32_t rounds() const noexcept { return rounds_; }
   /// An answer has arrived. It may answer a later request, too, whose rounds it has then.
-  /// @param keeps  its values
-  /// @return       rounds that it contains, at least
-  std::uint32_t arrive(Parcel& parcel, bool keeps) noexcept {
-    contained = parcel.contained;
-    if (keeps) std::swap(answer, parcel.values);
-    std::uint32_t const there = std::max(parcel.number, contained.rounds());
+  /// @param keeps   its values
+  /// @param worker  to whom it is sent
+  /// @return        rounds that it contains, at least
+  std::uint32_t arrive(Parcel& parcel, bool keeps, int worker) noexcept {
+    std::uint32_t there = parcel.number;
+    if (keeps) {
+      std::swap(answer, parcel.values);
+      std::swap(contained, parcel.contained);
+      there = std::max(there, tag(worker).rounds());
+    }
     requested_ = false;
     if (there >= rounds_ && std::exchange(asks_, false)) parcel.number = rounds_;
     return there;

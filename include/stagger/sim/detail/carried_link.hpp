@@ -70,7 +70,7 @@ class CarriedLink final : public ParameterLink, private ParameterListener, priva
   }
   void read(std::size_t layer, std::byte* values) override {
     link_->read(layer, values);
-    if (!exact_ && !instant()) layers_[layer].read(values);
+    if (!exact_ && !instant()) layers_[layer].read(values, workers());
   }
 
   /// Late layers are sent one after the other, as on one connection, so that answers for the first
@@ -119,7 +119,7 @@ class CarriedLink final : public ParameterLink, private ParameterListener, priva
       return link_->take(layer, rounds, values, part);
     CarriedLayer const& own = layers_[layer];
     if (own.bytes != 0) std::memcpy(values, own.answer.data(), own.bytes);
-    return own.contained;
+    return own.tag(worker());
   }
 
   void end(std::exception_ptr why) noexcept override {
@@ -130,6 +130,8 @@ class CarriedLink final : public ParameterLink, private ParameterListener, priva
   [[nodiscard]] std::size_t carried_bytes(LayerParameters const& l, ByteRange part) const override {
     return part.size_before(l.sent_bytes());  // all gaps are assumed to be at the end
   }
+  [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
+  [[nodiscard]] std::size_t workers() const noexcept override { return link_->workers(); }
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
@@ -221,7 +223,8 @@ class CarriedLink final : public ParameterLink, private ParameterListener, priva
     send([&] {
       Parcel& parcel = parcels_[number];
       parcel.keep(layers_[parcel.layer].bytes);
-      parcel.contained = link_->take(parcel.layer, parcel.number, parcel.values.data());
+      VersionTag const tag = link_->take(parcel.layer, parcel.number, parcel.values.data());
+      parcel.contained.assign(tag.pushes.data(), tag.pushes.size());
       transfer(layers_[parcel.layer].sent_bytes, Direction::pull, number);
     });
   }
@@ -238,7 +241,8 @@ class CarriedLink final : public ParameterLink, private ParameterListener, priva
   void deliver(Parcel& parcel, CarriedLayer& layer) {
     std::size_t const l = parcel.layer;
     bool const pushed = parcel.is_push();
-    std::uint32_t const there = parcel.kind == Parcel::answer ? layer.arrive(parcel, !exact_) : 0;
+    std::uint32_t const there =
+        parcel.kind == Parcel::answer ? layer.arrive(parcel, !exact_, worker()) : 0;
     send([&] { tell(l, pushed, parcel.number, parcel.sent_s); });
     if (pushed) {
       if (parcel.kind == Parcel::late) {

@@ -200,7 +200,7 @@ template <class Result> struct Rejected {
   schedule::Timeline reductions() const;
   std::vector<int> peak_in_flight() const;
   Traffic traffic() const;
-  std::vector<std::uint64_t> staleness() const;
+  std::vector<std::uint64_t> staleness(std::optional<int> = {}) const;
 };
 
 }  // namespace stagger::detail

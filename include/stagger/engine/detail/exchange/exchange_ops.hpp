@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -49,8 +50,11 @@ class Exchange {
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
   /// The worker's number at the server.
   [[nodiscard]] virtual int worker() const noexcept = 0;
-  /// [k] minibatches whose weights lacked k pushes of another worker, as Trainer::staleness().
-  [[nodiscard]] virtual std::span<std::uint64_t const> staleness() const noexcept = 0;
+  /// [k] minibatches whose weights lacked k pushes of a worker, as Trainer::staleness().
+  /// @param worker  empty: any, of which they lacked most
+  /// @throws Error  bad_configuration for a worker that the server has not
+  [[nodiscard]] virtual std::span<std::uint64_t const> staleness(
+      std::optional<int> worker) const = 0;
   /// What the worker waits for, as text for the error of a stall.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };

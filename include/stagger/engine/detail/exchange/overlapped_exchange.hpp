@@ -146,7 +146,7 @@ class OverlappedExchange final : public ServerExchange {
     if (why) return close(why);
     if (!program_->training) return;
     count_staleness(static_cast<int>(steps_), 1,
-                    [&](std::size_t c, int) { return cells_[c].seen; });
+                    [&](std::size_t c, int) { return cells_[c].seen.data(); });
     ++steps_;
   }
 
@@ -255,10 +255,11 @@ class OverlappedExchange final : public ServerExchange {
 
   void push(Instruction const& in) {
     CellLayers& cell = cells_[in.cell];
-    cell.seen = steps_;
+    std::uint32_t seen = steps_;
     each_layer(cell, [&](std::size_t l) {
-      if (late(l, steps_ - 1) != 0) cell.seen = steps_ - 1;
+      if (late(l, steps_ - 1) != 0) seen = steps_ - 1;
     });
+    std::fill(cell.seen.begin(), cell.seen.end(), seen);
     each_layer(cell, [&](std::size_t l) { take_late(l); });
     std::size_t missing = 0;
     each_layer(cell, [&](std::size_t l) {

@@ -4,13 +4,13 @@
 ///         worker's link, the layers of its stages, and signals for what has arrived.
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,6 +18,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/detail/exchange/exchange_ops.hpp>
+#include <stagger/engine/detail/exchange/lacked_pushes.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/program/exchange_rules.hpp>
@@ -54,10 +55,10 @@ namespace stagger::detail {
 /// The layers of a cell that a worker exchanges.
 struct CellLayers {
   std::size_t first = 0;
-  std::size_t count = 0;     // 0 if another rank or process exchanges the stage
-  std::uint32_t others = 0;  // pushes of each other worker, at least, in the weights that it has
-  std::uint32_t seen = 0;    // likewise, in the weights that the step sees
-  std::atomic<std::size_t> missing{0};  // layers that it asked for last and that have not arrived
+  std::size_t count = 0;                  // 0 if another rank or process exchanges the stage
+  FixedArray<std::uint32_t> contained{};  // [workers] pushes of each in the weights that it has
+  FixedArray<std::uint32_t> seen{};       // likewise, in the weights that the step sees
+  std::atomic<std::size_t> missing{0};    // layers that it asked for last and that have not arrived
 };
 
 /// The server refuses a push that is not finite, but the optimizer that made it has as much in its
@@ -125,8 +126,13 @@ class ServerExchange : public Exchange, protected ParameterListener {
   [[gnu::cold]] void load(Machine& machine) override {
     program_ = &machine.program();
     if (!program_->exchanges()) return;
-    if (cells_.size() != program_->cells.size())
+    if (cells_.size() != program_->cells.size()) {
       cells_ = FixedArray<CellLayers>(program_->cells.size());
+      for (CellLayers& cell : cells_) {
+        cell.contained = FixedArray<std::uint32_t>(link_->workers());
+        cell.seen = FixedArray<std::uint32_t>(link_->workers());
+      }
+    }
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       CellLayers& cell = cells_[c];
       cell.first = machine.first_layers()[program_->cells[c].stage];
@@ -161,12 +167,13 @@ class ServerExchange : public Exchange, protected ParameterListener {
     if (machine_.model.grouped != nullptr) rules.shared = machine_.model.grouped->description;
     link_->join({layers.data(), layers.size()}, rules, *this);
     joined_ = true;
+    lacked_ = LackedPushes(link_->workers(), link_->worker());
     agreed_ = AgreedOptimizer(machine_, link_->change_factor());
   }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
   [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
-  [[nodiscard]] std::span<std::uint64_t const> staleness() const noexcept override {
-    return lacked_;
+  [[nodiscard]] std::span<std::uint64_t const> staleness(std::optional<int> worker) const override {
+    return lacked_.of(worker);
   }
   [[nodiscard]] std::string waits_for() const override {
     std::string const words = link_->waits_for();
@@ -240,7 +247,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* to, std::uint32_t own,
                   Push push) {
     VersionTag const tag = link_->take(l, rounds, to);
-    for (std::uint32_t number = tag.own; number < own; ++number)
+    for (std::uint32_t number = tag.own(); number < own; ++number)
       machine_.parameters()[l].add_values(to, push(number));
     return tag;
   }
@@ -273,27 +280,29 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
 
   /// After a step or stream: counts how stale the weights of its minibatches were.
-  /// @param others  (cell, minibatch) -> pushes of each other worker, at least, that its weights
-  ///                contained
-  template <class Others>
-  [[gnu::cold]] void count_staleness(int first, int minibatches, Others others) {
-    auto const lacked = [&](std::size_t c, int m) {
-      auto const made = static_cast<std::uint32_t>((first + m) / staleness_.push_minibatches);
-      return made - std::min(made, others(c, m));
+  /// @param contained  (cell, minibatch) -> [workers] pushes of each that its weights contained
+  template <class Contained>
+  [[gnu::cold]] void count_staleness(int first, int minibatches, Contained contained) {
+    auto const made = [&](int m) {
+      return static_cast<std::uint32_t>((first + m) / staleness_.push_minibatches);
     };
-    for (int m = 0; m < minibatches; ++m) {
-      std::uint32_t most = 0;
-      for (std::size_t c = 0; c < cells_.size(); ++c)
-        if (cells_[c].count != 0) most = std::max(most, lacked(c, m));
-      ++lacked_[std::min<std::size_t>(most, lacked_.size() - 1)];
-    }
+    for (int m = 0; m < minibatches; ++m)
+      lacked_.count(made(m), [&](auto look) {
+        for (std::size_t c = 0; c < cells_.size(); ++c)
+          if (cells_[c].count != 0) look(contained(c, m));
+      });
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       RankState& rank = machine_.ranks()[program_->cells[c].rank];
       if (!rank.record || cells_[c].count == 0) continue;
-      for (schedule::Span& span : rank.spans)
-        if (schedule::is_compute(span.action.kind) && span.action.stage == program_->cells[c].stage)
-          span.lacked = static_cast<int>(
-              lacked(c, minibatches == 1 ? 0 : std::min(span.action.microbatch, minibatches - 1)));
+      for (schedule::Span& span : rank.spans) {
+        if (!schedule::is_compute(span.action.kind) ||
+            span.action.stage != program_->cells[c].stage)
+          continue;
+        int const m = minibatches == 1 ? 0 : std::min(span.action.microbatch, minibatches - 1);
+        MostLacked const most = lacked_.most(made(m), contained(c, m));
+        span.lacked = most.pushes;
+        span.lacked_of = most.worker;
+      }
     }
   }
 
@@ -344,8 +353,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
       }
   }
 
-  static constexpr std::size_t most_lacked = 63;  // larger numbers of pushes count as so many
-  std::array<std::uint64_t, most_lacked + 1> lacked_{};
+  LackedPushes lacked_;
   FixedArray<std::size_t> cell_of_;  // [layers]
   FixedArray<bool> here_;            // [layers] whether this process, of several, exchanges it
   AgreedOptimizer agreed_;

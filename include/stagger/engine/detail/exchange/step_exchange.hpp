@@ -39,10 +39,11 @@ class StepExchange : public ServerExchange {
     if (open()) {
       steps_ = 0;
       rounds_ = 0;
-      for (CellLayers& cell : cells_) cell.others = 0;
+      for (CellLayers& cell : cells_)
+        std::fill(cell.contained.begin(), cell.contained.end(), std::uint32_t{0});
     }
     for (CellLayers& cell : cells_) {
-      cell.seen = cell.others;
+      std::copy(cell.contained.begin(), cell.contained.end(), cell.seen.begin());
       cell.missing.store(cell.count);
     }
     std::uint32_t const before = rounds_;
@@ -81,7 +82,7 @@ class StepExchange : public ServerExchange {
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
     if (!is_open() || !program_->training) return;  // evaluation exchanges nothing
-    if (!why) count_staleness(steps_, 1, [&](std::size_t c, int) { return cells_[c].seen; });
+    if (!why) count_staleness(steps_, 1, [&](std::size_t c, int) { return cells_[c].seen.data(); });
     ++steps_;
     if (why) close(why);
   }
@@ -115,7 +116,7 @@ class StepExchange : public ServerExchange {
   }
   void pull(std::size_t c) {
     CellLayers& cell = cells_[c];
-    cell.others = stagger::detail::all_rounds;
+    std::fill(cell.contained.begin(), cell.contained.end(), all_rounds);
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
       bool const lays_on = kept_ != 0 && machine_.model.counted(l);
       VersionTag const tag =
@@ -124,7 +125,7 @@ class StepExchange : public ServerExchange {
                     0, [&](ParameterBlock& to) { return link_->take_over(l, rounds_, to); })
               : take(l, rounds_, exchanged()[l].values().data(), lays_on ? made() + 1 : 0,
                      [&](std::uint32_t push) { return change_of(l, push); });
-      cell.others = std::min(cell.others, tag.others);
+      note_contained(l, tag, rounds_, cell.contained.data());
       if (asks_) count(l, TrafficKind::pulls);
       take_up(l);
     }

@@ -87,16 +87,15 @@ class StreamExchange final : public ServerExchange {
       stream.changes = 0;
       stream.asks.clear();
       stream.version_of.resize(static_cast<std::size_t>(program_->updates));
-      stream.others.assign(1, 0);
+      stream.versions = 0;
     }
     for (auto const& rank : program_->ranks)
       for (Instruction const& in : rank.code) {
         CellStream& stream = streams_[in.cell];
         if (updates(in.op)) ++stream.changes;
-        if (gives_output(in.op))
-          stream.version_of[in.microbatch] = static_cast<std::uint32_t>(stream.others.size() - 1);
+        if (gives_output(in.op)) stream.version_of[in.microbatch] = stream.versions;
         if (!exchanges(in.op) || !in.snapshot()) continue;
-        stream.others.push_back(0);
+        ++stream.versions;
         if (!in.last_pull())  // pushes after the snapshot, with the current one and unused ones
           stream.kept = std::max(
               stream.kept, std::size_t{(stream.changes + per_push - 1) / per_push} - in.rounds());
@@ -104,6 +103,8 @@ class StreamExchange final : public ServerExchange {
             in.rounds() > (stream.asks.empty() ? 0 : stream.asks.back()))
           stream.asks.push_back(in.last_pull() ? all_rounds : in.rounds());
       }
+    for (CellStream& stream : streams_)
+      stream.contained.assign((stream.versions + std::size_t{1}) * link_->workers(), 0);
   }
 
   void begin_step() override {
@@ -136,7 +137,7 @@ class StreamExchange final : public ServerExchange {
     if (!is_open() || !program_->training) return;  // evaluation exchanges nothing
     if (!why)
       count_staleness(0, program_->updates, [&](std::size_t c, int m) {
-        return streams_[c].others[streams_[c].version_of[m]];
+        return contained_in(streams_[c], streams_[c].version_of[m]);
       });
     close(why);
   }
@@ -161,9 +162,12 @@ class StreamExchange final : public ServerExchange {
     std::uint32_t changes = 0;       // made
     std::uint32_t versions = 0;      // versions made from snapshots so far
     List<std::uint32_t> version_of;  // [minibatches] number of the version that it sees
-    List<std::uint32_t> others;      // [versions + 1] pushes of each other worker, at least
+    List<std::uint32_t> contained;   // [versions + 1][workers] pushes of each, at least
   };
 
+  [[nodiscard]] std::uint32_t* contained_in(CellStream& stream, std::uint32_t version) const {
+    return stream.contained.data() + version * link_->workers();
+  }
   [[nodiscard]] ParameterBlock& push_block(std::size_t c, std::uint32_t push, std::size_t l) {
     return streams_[c].pushes[push % streams_[c].kept * cells_[c].count + l];
   }
@@ -210,7 +214,7 @@ class StreamExchange final : public ServerExchange {
     CellLayers const& cell = cells_[in.cell];
     CellStream& stream = streams_[in.cell];
     if (in.snapshot()) {
-      stream.others[++stream.versions] = all_rounds;
+      std::fill_n(contained_in(stream, ++stream.versions), link_->workers(), all_rounds);
       count_answers(in);
     }
     for (std::size_t l = 0; l < cell.count; ++l) {
@@ -227,8 +231,7 @@ class StreamExchange final : public ServerExchange {
       VersionTag const tag =
           take(cell.first + l, in.rounds(), to, in.rounds() + in.waves(),
                [&](std::uint32_t push) { return push_block(in.cell, push, l).data(); });
-      std::uint32_t& others = stream.others[stream.versions];
-      others = std::min(others, tag.others);
+      note_contained(cell.first + l, tag, in.rounds(), contained_in(stream, stream.versions));
     }
     if (!in.snapshot() || in.last_pull()) return;
     if (on_arrival()) {
