@@ -20,7 +20,6 @@
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/core/file.hpp>
-#include <stagger/engine/replicas.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/report/svg.hpp>
 #include <stagger/schedule/fifo.hpp>

@@ -9,6 +9,7 @@
 #include <stagger/engine/detail/exchange/overlapped_exchange.hpp>
 #include <stagger/engine/detail/exchange/step_exchange.hpp>
 #include <stagger/engine/detail/exchange/stream_exchange.hpp>
+#include <stagger/engine/detail/gradient_groups.hpp>
 #include <stagger/engine/make_session.hpp>
 #include <stagger/host/detail/threads_backend.hpp>
 #include <stagger/host/threads.hpp>
@@ -33,6 +34,7 @@ template void detail::LayerParameters::update(optimizer::Sgd const&,
 template detail::MakeExchange detail::make_exchange<detail::LocalExchange>;
 template detail::MakeExchange detail::make_exchange<detail::OverlappedExchange>;
 template detail::MakeExchange detail::make_exchange<detail::StepExchange>;
+template detail::GradientGroupOps const* detail::functions_for_groups<detail::WithServer>();
 template detail::MakeExchange detail::make_exchange<detail::StreamExchange>;
 
 template struct detail::MachineFacts<detail::Machine>;

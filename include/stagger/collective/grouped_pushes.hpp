@@ -25,7 +25,7 @@ namespace stagger::collective {
 /// step on, and do not change any bit.
 ///
 /// If a step fails, the groups that it has pushed stay pushed. Stages with several replicas push
-/// when the step ends. Needs <stagger/engine/replicas.hpp>.
+/// when the step ends.
 ///
 /// @code
 ///     pipeline.with(collective::GroupedPushes{server.worker(0), collective::grouping::Optimal{},

@@ -103,6 +103,7 @@ class Machine : public StepStatus {
     traffic.measure();  // while the slots are those of the previous program
     run.load(model, program);
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->load(*this);
+    if (group_ops() != nullptr) group_ops()->load(*this);
     if (exchange_ != nullptr) exchange_->load(*this);
     traffic.load(program, run.cells, model, run.replica_run);
   }
@@ -137,6 +138,7 @@ class Machine : public StepStatus {
           model.steps, model.options.seed, run.program->training,
           run.program->flushes ? 0 : run.program->microbatches / run.program->updates);
     }
+    if (group_ops() != nullptr) group_ops()->begin_step(*this);
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->begin_step(*this);
     if (exchange_ == nullptr || !run.program->exchanges()) return;
     outside_.clear(*run.program);
@@ -155,6 +157,7 @@ class Machine : public StepStatus {
     traffic.end_step(model.memory != nullptr);
     if (exchange_ != nullptr) exchange_->end_step(*this, nullptr);
     if (run.program->training) model.steps += run.program->updates;
+    if (group_ops() != nullptr) group_ops()->end_step(*this);
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->end_step(*this);
   }
 
@@ -184,7 +187,7 @@ class Machine : public StepStatus {
     else if (in.op == Op::apply)
       model.apply(in, run.program->flushes ? run.program->microbatches : 1);
     else if (has_group(in.op))
-      model.options.replicas.ops()->add_up(*this, rank, in, clock);
+      group_ops()->execute(*this, rank, in, clock);
     else if (gathers(in.op))
       model.options.replicas.ops()->gather(*this, rank, in);
   }
@@ -207,25 +210,22 @@ class Machine : public StepStatus {
     model.optimizer.change(model.optimizer.optimizer, layer, model.update_step(in));
   }
 
-  /// The gradient groups that are added up while backward runs; null if there are none.
+  /// The functions for gradient groups; null if there are none.
+  [[nodiscard]] GradientGroupOps const* group_ops() const noexcept {
+    auto const* const replicas = model.options.replicas.ops();
+    return replicas != nullptr ? replicas->groups : run.grouping.ops;
+  }
+  /// The gradient groups that are added up, or pushed, while backward runs; null if there are none.
   [[nodiscard]] [[gnu::cold]] List<GradientGroup> const* groups() {
-    auto const* const ops = model.options.replicas.ops();
-    return ops == nullptr ? nullptr : ops->groups(*this);
+    return group_ops() == nullptr ? nullptr : group_ops()->groups(*this);
   }
   /// Whether training steps are being measured to choose gradient groups.
-  [[nodiscard]] bool measures() const {
-    return run.replica_run != nullptr && model.options.replicas.ops()->measures(*run.replica_run);
-  }
+  [[nodiscard]] bool measures() const noexcept { return run.grouping_run.measures(); }
   void set_grouping(GroupingChoice const& choice) noexcept { run.grouping = choice; }
   [[nodiscard]] GroupingChoice const& grouping() const noexcept { return run.grouping; }
   /// The first layer of each stage, then the number of layers.
   [[nodiscard]] List<std::size_t> const& first_layers() const noexcept { return model.first_layer; }
   void set_grouping_peers(GroupingPeers const& peers) noexcept { run.grouping_peers = peers; }
-  /// The extent of the group of a `backward_part` or a `reduce`.
-  [[nodiscard]] GroupExtent extent(Instruction const& in) const {
-    return model.options.replicas.ops()->extent(*this, in);
-  }
-
   /// Byte `offset` of an owner's gradients of layer `i` of a stage. If they arrive from another
   /// process, only the part that is added up here has memory.
   template <std::integral I>

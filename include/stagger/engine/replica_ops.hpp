@@ -9,11 +9,10 @@
 #include <memory>
 #include <vector>
 
-#include <stagger/collective/policy.hpp>
-#include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/gradient_group_ops.hpp>
 #include <stagger/engine/detail/grouped.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/row_splitter.hpp>
@@ -28,7 +27,6 @@
 
 namespace stagger {
 struct Sections;
-struct LayOutOptions;
 }  // namespace stagger
 
 namespace stagger::detail {
@@ -42,62 +40,6 @@ struct Dataflow;
 struct RankState;
 struct Setup;
 struct Clock;
-
-/// The layers of a stage that a gradient group covers.
-struct GroupExtent {
-  std::size_t first_layer = 0;  // of the stage, in the model
-  std::size_t layers = 0;       // of the stage
-  std::size_t lowest = 0;       // of the group, in the stage
-  std::size_t end = 0;          // after its highest
-  std::uint64_t bytes = 0;      // of its parameters
-  std::uint64_t stage_bytes = 0;
-};
-
-/// A collective policy, its type erased.
-struct GroupingChoice {
-  using Groups = std::vector<collective::LayerGroup> (*)(void const* policy,
-                                                         collective::Backward const&,
-                                                         collective::CostLine);
-  void const* policy = nullptr;
-  Groups groups = nullptr;       // null: collective::grouping::Optimal
-  int measured_steps = 5;        // steps whose medians it is given, after one warm-up step
-  std::int64_t renew_every = 0;  // steps after which times are measured again; 0: never
-  bool shard_optimizer = false;  // replicas in several processes each have a part of the state
-  collective::By by = collective::By::slices;
-};
-
-template <class Collective, class Line = collective::CostLine> struct AskForGroups {
-  static std::vector<collective::LayerGroup> of(void const* policy,
-                                                collective::Backward const& backward, Line line) {
-    return static_cast<Collective const*>(policy)->groups(backward, line);
-  }
-};
-
-/// @throws Error  bad_configuration for counts below 0
-template <SumPolicy Collective>
-[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
-  if (collective.measured_steps < 0 || collective.renew_every < 0)
-    raise(Errc::bad_configuration, "gradients cannot be grouped after ", collective.measured_steps,
-          " steps and again after ", collective.renew_every, "; use counts of at least 0");
-  return {&collective,
-          &AskForGroups<Collective>::of,
-          collective.measured_steps,
-          collective.renew_every,
-          collective.shard_optimizer,
-          collective.by};
-}
-
-/// The way in which processes that share a pipeline choose the same gradient groups. Null in one
-/// process.
-struct GroupingPeers {
-  void* self = nullptr;
-  /// Sends every process the times [groups] that were measured where the first holder of each group
-  /// runs; elsewhere they are 0. Sums over several processes get the times of the line fitted to
-  /// their link.
-  void (*share)(void* self, double* backward_s, double* sum_s) = nullptr;
-  /// Lets one process choose the groups for all. Null: each chooses, from the same times.
-  void (*choose)(void* self, void (*choose)(Machine&), List<GradientGroup>& groups) = nullptr;
-};
 
 /// A source from which a cell takes rows.
 struct RowSource {
@@ -176,49 +118,21 @@ struct CellRows {
   List<std::size_t> first_rows;  // [microbatches]
 };
 
-/// The current gradient groups, and the measurements for choosing them.
-struct SumRun {
-  enum class Phase : std::uint8_t {
-    layers,   // every layer is a group, to measure backward and sums
-    whole,    // every stage is a group, to measure sums of another size
-    decided,  // the policy has chosen the groups
-  };
-  List<GradientGroup> groups;  // for the next program
-  Phase phase = Phase::decided;
-  bool taking = false;                  // whether the current step is measured
-  bool warmed_up = false;               // whether the phase has had its warm-up step
-  std::size_t steps = 0;                // steps measured in this phase
-  std::int64_t decided_at = 0;          // step of the last decision
-  List<double> backward_s;              // [steps][groups] on the first holder of the stage
-  List<double> sum_s;                   // likewise
-  List<double> layer_s;                 // [layers] medians
-  List<double> sample_bytes, sample_s;  // of single sums
-};
-
 /// The data of replicas for the loaded program.
 struct ReplicaRun {
   FixedArray<ReplicaRank> ranks;
   FixedArray<CellRows> cells;
   List<RowSource> inputs, gradients;  // sorted by taker, with makers in order
-  SumRun sums;
 };
 
 struct ReplicaOps {
-  /// Adds the functions that lay out and check programs with replicas.
-  void (*complete)(LayOutOptions&);
+  GradientGroupOps const* groups;  // which replicas need, too
   // Functions for the machine.
   void (*load)(Machine&);
   void (*begin_step)(Machine&);
   void (*end_step)(Machine&);
   void (*join_outputs)(Machine&);  // called by back ends with their own memory after all work
   void (*gather)(Machine&, RankState&, Instruction const&);
-  void (*add_up)(Machine&, RankState&, Instruction const&, Clock);  // or runs a part of a backward
-  /// For back ends without a clock: records when a part of a last backward, or a sum, ran, in
-  /// seconds since the step began.
-  void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);
-  bool (*measures)(ReplicaRun const&);
-  List<GradientGroup> const* (*groups)(Machine&);
-  GroupExtent (*extent)(Machine const&, Instruction const&);
   /// Finds the messages of cells whose neighbours divide microbatches differently.
   void (*find_rows)(TrafficCounts&, Program const&, FixedArray<StageRun> const& cells);
   void (*destroy)(ReplicaRun*) noexcept;

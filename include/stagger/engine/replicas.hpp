@@ -9,13 +9,11 @@
 #include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/replica_sums.hpp>
+#include <stagger/engine/detail/gradient_groups.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/program/dataflow.hpp>
-#include <stagger/program/group_gradients.hpp>
-#include <stagger/program/shared_checks.hpp>
 
 namespace stagger {
 namespace detail {
@@ -98,8 +96,8 @@ struct Replication : ReplicaChecks {
   [[gnu::cold]] static void load(Machine& machine) {
     Program const& program = *machine.run.program;
     auto const& parts = machine.model.options.replicas.parts();
-    ReplicaRun& run = ReplicaSums::run_of(machine);
-    ReplicaSums::load(machine);
+    if (machine.run.replica_run == nullptr) machine.run.replica_run = new ReplicaRun();
+    ReplicaRun& run = *machine.run.replica_run;
     if (run.ranks.size() != parts.size()) run.ranks = FixedArray<ReplicaRank>(parts.size());
     if (run.cells.size() != program.cells.size())
       run.cells = FixedArray<CellRows>(program.cells.size());
@@ -155,7 +153,6 @@ struct Replication : ReplicaChecks {
 
   [[gnu::cold]] static void begin_step(Machine& machine) {
     ReplicaRun& run = *machine.run.replica_run;
-    GroupingDecision::begin_step(machine);
     if (!machine.model.options.replicas.share_rows()) return;
     auto const& parts = machine.model.options.replicas.parts();
     StepArguments const& asked = machine.run.arguments;
@@ -209,7 +206,6 @@ struct Replication : ReplicaChecks {
   }
 
   [[gnu::cold]] static void end_step(Machine& machine) {
-    GroupingDecision::end_step(machine);
     if (machine.model.memory == nullptr) join_outputs(machine);
   }
 
@@ -324,20 +320,12 @@ struct Replication : ReplicaChecks {
 };
 
 inline constexpr ReplicaOps replica_ops{
-    [](LayOutOptions& options) {
-      options.group_gradients = &group_gradients;
-      options.shared_checks = &shared_checks;
-    },
+    &gradient_group_ops,
     &Replication::load,
     &Replication::begin_step,
     &Replication::end_step,
     &Replication::join_outputs,
     &Replication::gather,
-    &ReplicaSums::add_up,
-    &ReplicaSums::note,
-    &GroupingDecision::measures,
-    &GroupingDecision::current_groups,
-    &ReplicaSums::extent,
     [](TrafficCounts& traffic, Program const& program, FixedArray<StageRun> const& cells) {
       traffic.find_rows(program, cells);
     },

@@ -21,6 +21,7 @@
 #include <stagger/engine/detail/exchange/overlapped_exchange.hpp>
 #include <stagger/engine/detail/exchange/step_exchange.hpp>
 #include <stagger/engine/detail/exchange/stream_exchange.hpp>
+#include <stagger/engine/detail/gradient_groups.hpp>
 #endif
 
 namespace stagger {
@@ -69,10 +70,12 @@ extern template MakeExchange make_exchange<LocalExchange>;
 extern template MakeExchange make_exchange<OverlappedExchange>;
 extern template MakeExchange make_exchange<StepExchange>;
 extern template MakeExchange make_exchange<StreamExchange>;
+extern template GradientGroupOps const* functions_for_groups<WithServer>();
 #endif
 
 template <> struct ExchangeTable<WithServer> {
   template <class Made> static constexpr auto make = &make_exchange<Made>;
+  template <class T> static GradientGroupOps const* groups() { return functions_for_groups<T>(); }
 };
 
 /// The pipelines that run together, and the progress of each.

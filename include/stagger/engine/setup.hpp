@@ -78,6 +78,9 @@ std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& li
                                         Machine& machine, StalenessModel const& staleness,
                                         std::shared_ptr<void const> const& kept);
 
+/// The engine's functions for gradient groups. `engine/detail/gradient_groups.hpp` defines it.
+template <class Tag> GradientGroupOps const* functions_for_groups();
+
 /// Stands for what the engine does with a parameter server. Only programs with one compile it:
 /// <stagger/engine/run_together.hpp> has the definition for this tag.
 struct WithServer {};
@@ -86,6 +89,7 @@ template <class Tag> struct ExchangeTable {
                 "stagger: workers of a parameter server need one more header: include "
                 "<stagger/engine/run_together.hpp>");
   template <class> static constexpr std::nullptr_t make = nullptr;
+  template <class> static GradientGroupOps const* groups() { return nullptr; }
 };
 
 /// Stands for the engine's functions for groups, likewise: <stagger/engine/groups.hpp> has the

@@ -50,17 +50,6 @@ template <class Layers, class Device> [[nodiscard]] Device with_layer_types(Devi
   return device;
 }
 
-/// One replica of each position, by whose functions a worker pushes gradient groups.
-/// @tparam Tag  any class
-template <class Tag> [[nodiscard]] [[gnu::cold]] Replicas one_replica_each(Setup const& setup) {
-  List<int> counts;
-  for (std::size_t s = 0; s <= setup.cuts.size();
-       s += static_cast<std::size_t>(std::max(1, setup.schedule.chunks)))
-    counts.push_back(1);
-  return Replicas::even<std::conditional_t<sizeof(Tag) != 0, WithReplicas, void>>(counts.data(),
-                                                                                  counts.size());
-}
-
 template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
 template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
   return static_cast<int>(run.size());
@@ -132,7 +121,7 @@ template <class... Stage> class Pipeline {
       static_assert(!updates_by_kernel<Optimizer> || Device::traits.enqueues_updates,
                     "stagger: this optimizer updates by a kernel, which this device cannot run; "
                     "give Pipeline::with a device of stagger/cuda, or another optimizer");
-      auto options = Pick<OptionsTag, Options, P...>::from(policy...);
+      auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
       auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
       using Policies = Kept<Schedule, Staleness, Collective, Optimizer, Loss>;
       auto const kept = std::make_shared<Policies>(
@@ -152,6 +141,8 @@ template <class... Stage> class Pipeline {
       setup.optimizer =
           optimizer_call<ExchangingPolicy<Staleness>, Optimizer, ServerPolicy<Collective>>(
               kept->optimizer);
+      if constexpr (SumPolicy<Collective> && !std::same_as<Collective, DefaultCollective>)
+        setup.grouping = grouping_of(kept->collective);
       if constexpr (ServerPolicy<Collective>) {
         auto const link = kept->collective.link();
         using Stepping =
@@ -164,13 +155,11 @@ template <class... Stage> class Pipeline {
         // The link owns `kept`, which must not own it.
         if constexpr (SumPolicy<Collective>) {
           kept->collective.forget_link();
-          if (options.replicas.empty()) options.replicas = one_replica_each<Tag>(setup);
+          setup.grouping.ops = ExchangeTable<Tag>::template groups<Tag>();
         } else {
           static_cast<void>(Collective(std::move(kept->collective)));
         }
       }
-      if constexpr (SumPolicy<Collective> && !std::same_as<Collective, DefaultCollective>)
-        setup.grouping = grouping_of(kept->collective);
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;
       setup.kept = kept;

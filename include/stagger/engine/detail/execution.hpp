@@ -182,6 +182,7 @@ struct Execution {
   FixedArray<StageRun> cells;         // of the program
   FixedArray<EndOfStep> end_of_step;  // [ranks]
   ReplicaRun* replica_run = nullptr;
+  GroupingRun grouping_run;
   GroupingChoice grouping;
   GroupingPeers grouping_peers;
   StepArguments arguments;

@@ -47,6 +47,8 @@ class Programs {
       : schedule_(setup.schedule),
         staleness_(setup.staleness),
         options_(options),
+        group_ops_(options.replicas.ops() != nullptr ? options.replicas.ops()->groups
+                                                     : setup.grouping.ops),
         grouped_(setup.grouped),
         stages_(static_cast<int>(setup.cuts.size()) + 1),
         positions_(positions),
@@ -127,7 +129,7 @@ class Programs {
     options.spare_slots = options_.spare_slots;
     options.replicas = &options_.replicas;
     options.groups = groups;
-    if (options_.replicas.ops() != nullptr) options_.replicas.ops()->complete(options);
+    if (group_ops_ != nullptr) group_ops_->complete(options);
     options.grouping = {.chain_squares = shards_ && options_.clip_norm.has_value(),
                         .by_library = sums_by_library_,
                         .push = pushes_groups_};
@@ -148,6 +150,7 @@ class Programs {
   ScheduleCall schedule_;
   StalenessModel staleness_;
   Options const& options_;
+  GradientGroupOps const* group_ops_;  // null: there are no gradient groups
   std::shared_ptr<Grouped const> grouped_;
   int stages_;
   int positions_;

@@ -345,7 +345,7 @@ struct GroupingAgreement {
     Instruction in;
     in.stage = static_cast<std::uint16_t>(machine.program().groups[group].stage);
     in.group = static_cast<std::uint16_t>(group);
-    return machine.extent(in);
+    return machine.group_ops()->extent(machine, in);
   }
 };
 

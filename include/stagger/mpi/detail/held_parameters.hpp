@@ -143,7 +143,7 @@ struct HeldParameters {
   /// For sums by a library: calls `visit(type, gradient of the cell, sum of all, bytes)` for each
   /// parameter of a `reduce`'s group.
   template <class Visit> void each_gradient(Instruction const& in, Visit visit) const {
-    auto const group = machine.extent(in);
+    auto const group = machine.group_ops()->extent(machine, in);
     for (std::size_t i = group.lowest; i < group.end; ++i) {
       LayerParameters& sum = machine.model.parameters[group.first_layer + i];
       for (std::size_t p = 0; p < sum.count(); ++p)

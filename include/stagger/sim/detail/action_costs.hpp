@@ -128,7 +128,7 @@ class ActionCosts {
   /// Seconds of a part of a backward, or of a sum.
   [[nodiscard]] double group_cost(Instruction const& in) const {
     auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
-    auto const extent = machine_.extent(in);
+    auto const extent = machine_.group_ops()->extent(machine_, in);
     if (adds_up(in.op)) {
       if (sum_ != collective::CostLine{}) return sum_.seconds(extent.bytes);
       return extent.bytes == 0 ? 0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/engine/detail/replica_sums.hpp>
+#include <stagger/engine/detail/gradient_groups.hpp>
 
 #include "catch.hpp"
 
@@ -29,7 +29,7 @@
 
 #include "row_oracle.hpp"
 
-namespace replica_sums_test {
+namespace gradient_groups_test {
 
 using row_model::Weights;
 using namespace small_model;
@@ -80,8 +80,9 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-TEST_CASE("engine/ReplicaSums: parameters have the bits of loops over the rows for every grouping",
-          "[engine]") {
+TEST_CASE(
+    "engine/GradientGroups: parameters have the bits of loops over the rows for every grouping",
+    "[engine]") {
   constexpr int microbatches = 4;
   unsigned number = 0;
   for (Case const& one : cases()) {
@@ -114,7 +115,7 @@ TEST_CASE("engine/ReplicaSums: parameters have the bits of loops over the rows f
   }
 }
 
-TEST_CASE("engine/ReplicaSums: each holder takes its part of every group once all gave theirs",
+TEST_CASE("engine/GradientGroups: each holder takes its part of every group once all gave theirs",
           "[engine]") {
   for (Case const& one : cases()) {
     int const stages = one.positions * one.schedule.each;
@@ -215,7 +216,7 @@ double simulated(collective::AllReduce<G> policy, collective::CostLine line, int
 }  // namespace
 
 TEST_CASE(
-    "engine/ReplicaSums: in virtual time a step lasts as long as the formulas of the grouping",
+    "engine/GradientGroups: in virtual time a step lasts as long as the formulas of the grouping",
     "[engine]") {
   for (int const microbatches : {1, 3})
     for (auto const line : {collective::CostLine{0.5, 0.01}, collective::CostLine{3, 0.02},
@@ -244,8 +245,9 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("engine/ReplicaSums: in virtual time a part of a backward takes that of its own layers",
-          "[engine]") {
+TEST_CASE(
+    "engine/GradientGroups: in virtual time a part of a backward takes that of its own layers",
+    "[engine]") {
   // The last stage has layers 3 to 6; each of its two replicas has half of the rows.
   auto const sums = [](Made const& schedule, double reduce_s, collective::CostLine line) {
     auto costs = sg::schedule::Costs::uniform(2, 3, 3);
@@ -295,7 +297,8 @@ struct Normalised : sg::optimizer::Sgd {
 
 }  // namespace
 
-TEST_CASE("engine/ReplicaSums: an optimizer that needs whole parameters is refused", "[engine]") {
+TEST_CASE("engine/GradientGroups: an optimizer that needs whole parameters is refused",
+          "[engine]") {
   auto const make = [](bool shards, sg::Replicas replicas) {
     static_cast<void>(sg::Pipeline{row_model::model()}.with(
         sg::partition::Cuts{}, Loss{}, Normalised{}, sg::host::Threads{2},
@@ -312,7 +315,7 @@ TEST_CASE("engine/ReplicaSums: an optimizer that needs whole parameters is refus
   CHECK_THROWS_WITH(make(true, {}), words);
 }
 
-TEST_CASE("engine/ReplicaSums: a decision is renewed after as many steps as asked", "[engine]") {
+TEST_CASE("engine/GradientGroups: a decision is renewed after as many steps as asked", "[engine]") {
   sg::Options options;
   options.replicas = {2};
   auto train = grouped(collective::AllReduce<grouping::Single>{}, sg::host::Threads{2}, {},
@@ -330,7 +333,8 @@ TEST_CASE("engine/ReplicaSums: a decision is renewed after as many steps as aske
   CHECK(groups == std::vector<std::size_t>{6, 6, 6, 1, 1, 1, 6, 6, 6, 1, 1, 1, 6, 6});
 }
 
-TEST_CASE("engine/ReplicaSums: a rank's sums come in the order of its last backwards", "[engine]") {
+TEST_CASE("engine/GradientGroups: a rank's sums come in the order of its last backwards",
+          "[engine]") {
   // Interleaved: rank r has stages r and r + 2, and is done with the later one first.
   sg::Options options;
   options.replicas = {2, 2};
@@ -371,7 +375,7 @@ struct Asked {
 
 }  // namespace
 
-TEST_CASE("engine/ReplicaSums: what has no parameters says nothing about the time of sums",
+TEST_CASE("engine/GradientGroups: what has no parameters says nothing about the time of sums",
           "[engine]") {
   // The second stage begins with two layers without parameters, which are a group of 0 bytes.
   sg::Options options;
@@ -439,7 +443,8 @@ struct Squares {
 
 }  // namespace
 
-TEST_CASE("engine/ReplicaSums: holders of a stage share the squares of its gradients", "[engine]") {
+TEST_CASE("engine/GradientGroups: holders of a stage share the squares of its gradients",
+          "[engine]") {
   for (int const holders : {2, 3}) {
     sg::Options options;
     options.replicas = {holders};
@@ -496,7 +501,7 @@ struct Fickle {
 
 }  // namespace
 
-TEST_CASE("engine/ReplicaSums: programs of groupings that were given up do not gather",
+TEST_CASE("engine/GradientGroups: programs of groupings that were given up do not gather",
           "[engine]") {
   sg::Options options;
   options.replicas = {2};
@@ -543,8 +548,9 @@ struct Trap {
 
 }  // namespace
 
-TEST_CASE("engine/ReplicaSums: trouble between the sums of a stage leaves parameters as they were",
-          "[engine]") {
+TEST_CASE(
+    "engine/GradientGroups: trouble between the sums of a stage leaves parameters as they were",
+    "[engine]") {
   std::function<void(sg::Context&)> hook = [](sg::Context&) {};
   auto const data = row_model::batch(0, 3, 5, true);
   auto const check = [&](auto device) {
@@ -583,7 +589,7 @@ TEST_CASE("engine/ReplicaSums: trouble between the sums of a stage leaves parame
   for (int const threads : {1, 3, 6}) check(sg::host::Threads{threads});
 }
 
-TEST_CASE("engine/ReplicaSums: who waits for a gradient is named when the deadline passes",
+TEST_CASE("engine/GradientGroups: who waits for a gradient is named when the deadline passes",
           "[engine]") {
   // The held action is released after many deadlines. Where the watcher was not given a core in
   // that time, all of it is tried again with a longer one.
@@ -632,4 +638,4 @@ TEST_CASE("engine/ReplicaSums: who waits for a gradient is named when the deadli
                  "the reducer of rank 0 waits before the sum of stage 0's gradients for rank 1"));
 }
 
-}  // namespace replica_sums_test
+}  // namespace gradient_groups_test

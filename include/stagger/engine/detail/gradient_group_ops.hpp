@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The engine's data for gradient groups, and a table of the functions that it calls for them,
+///         so that a pipeline without groups does not compile these functions.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <stagger/collective/policy.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger {
+struct LayOutOptions;
+}  // namespace stagger
+
+namespace stagger::detail {
+
+class Machine;
+struct Clock;
+struct GradientGroupOps;
+struct RankState;
+
+/// The layers of a stage that a gradient group covers.
+struct GroupExtent {
+  std::size_t first_layer = 0;  // of the stage, in the model
+  std::size_t layers = 0;       // of the stage
+  std::size_t lowest = 0;       // of the group, in the stage
+  std::size_t end = 0;          // after its highest
+  std::uint64_t bytes = 0;      // of its parameters
+  std::uint64_t stage_bytes = 0;
+};
+
+/// A collective policy, its type erased.
+struct GroupingChoice {
+  using Groups = std::vector<collective::LayerGroup> (*)(void const* policy,
+                                                         collective::Backward const&,
+                                                         collective::CostLine);
+  void const* policy = nullptr;
+  Groups groups = nullptr;       // null: collective::grouping::Optimal
+  int measured_steps = 5;        // steps whose medians it is given, after one warm-up step
+  std::int64_t renew_every = 0;  // steps after which times are measured again; 0: never
+  bool shard_optimizer = false;  // replicas in several processes each have a part of the state
+  collective::By by = collective::By::slices;
+  GradientGroupOps const* ops = nullptr;  // null: gradients are grouped only for replicas
+};
+
+template <class Collective, class Line = collective::CostLine> struct AskForGroups {
+  static std::vector<collective::LayerGroup> of(void const* policy,
+                                                collective::Backward const& backward, Line line) {
+    return static_cast<Collective const*>(policy)->groups(backward, line);
+  }
+};
+
+/// @throws Error  bad_configuration for counts below 0
+template <SumPolicy Collective>
+[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
+  if (collective.measured_steps < 0 || collective.renew_every < 0)
+    raise(Errc::bad_configuration, "gradients cannot be grouped after ", collective.measured_steps,
+          " steps and again after ", collective.renew_every, "; use counts of at least 0");
+  return {&collective,
+          &AskForGroups<Collective>::of,
+          collective.measured_steps,
+          collective.renew_every,
+          collective.shard_optimizer,
+          collective.by};
+}
+
+/// The way in which processes that share a pipeline choose the same gradient groups. Null in one
+/// process.
+struct GroupingPeers {
+  void* self = nullptr;
+  /// Sends every process the times [groups] that were measured where the first holder of each group
+  /// runs; elsewhere they are 0. Sums over several processes get the times of the line fitted to
+  /// their link.
+  void (*share)(void* self, double* backward_s, double* sum_s) = nullptr;
+  /// Lets one process choose the groups for all. Null: each chooses, from the same times.
+  void (*choose)(void* self, void (*choose)(Machine&), List<GradientGroup>& groups) = nullptr;
+};
+
+/// The current gradient groups, and the measurements for choosing them.
+struct GroupingRun {
+  enum class Phase : std::uint8_t {
+    layers,   // every layer is a group, to measure backward and sums
+    whole,    // every stage is a group, to measure sums of another size
+    decided,  // the policy has chosen the groups
+  };
+  List<GradientGroup> groups;  // for the next program
+  Phase phase = Phase::decided;
+  bool taking = false;                  // whether the current step is measured
+  bool warmed_up = false;               // whether the phase has had its warm-up step
+  std::size_t steps = 0;                // steps measured in this phase
+  std::int64_t decided_at = 0;          // step of the last decision
+  List<double> backward_s;              // [steps][groups] on the first holder of the stage
+  List<double> sum_s;                   // likewise
+  List<double> layer_s;                 // [layers] medians
+  List<double> sample_bytes, sample_s;  // of single sums
+
+  [[nodiscard]] bool measures() const noexcept {
+    return phase != Phase::decided && !groups.empty();
+  }
+};
+
+struct GradientGroupOps {
+  /// Adds the functions that lay out and check programs with groups.
+  void (*complete)(LayOutOptions&);
+  // Functions for the machine.
+  void (*load)(Machine&);
+  void (*begin_step)(Machine&);
+  void (*end_step)(Machine&);
+  /// Runs a part of a last backward, or adds up gradients.
+  void (*execute)(Machine&, RankState&, Instruction const&, Clock);
+  /// For back ends without a clock: records when such an instruction ran, in seconds since the step
+  /// began.
+  void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);
+  List<GradientGroup> const* (*groups)(Machine&);
+  GroupExtent (*extent)(Machine const&, Instruction const&);
+};
+
+}  // namespace stagger::detail

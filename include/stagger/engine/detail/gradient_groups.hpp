@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Gradient groups: parts of a stage's last backward, and what adds up gradients of replicated
+///         stages while others still run.
+/// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
+///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
+///         of its communication thread, and each holder of a stage adds up a part of every layer.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <stagger/core/index_range.hpp>
+#include <stagger/engine/detail/gradient_group_ops.hpp>
+#include <stagger/engine/detail/grouping_decision.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/setup.hpp>
+#include <stagger/program/group_gradients.hpp>
+#include <stagger/program/shared_checks.hpp>
+
+namespace stagger::detail {
+
+struct GradientGroups {
+  /// Divides the work at the end of a step: each holder of a stage updates its part of every layer,
+  /// and adds up the squares of whole parameters, in proportion to its share of the bytes.
+  [[gnu::cold]] static void load(Machine& machine) {
+    if (machine.run.program->groups.empty()) return;
+    for (auto& end_of_step : machine.run.end_of_step) {
+      end_of_step.add.clear();
+      end_of_step.squares.clear();
+      end_of_step.layers.clear();
+    }
+    each_stage(*machine.run.program, [&](int stage, IndexRange cells) {
+      if (machine.run.program->cells[cells.first].alone) return;  // `apply` updates it
+      std::size_t const holders = cells.size();
+      auto const end_of_step = [&](std::size_t holder) -> EndOfStep& {
+        return machine.run.end_of_step[machine.run.program->cells[cells.first + holder].rank];
+      };
+      IndexRange const layers = machine.model.layers_of(stage);
+      std::size_t total = 1;
+      for (std::size_t const l : layers) total += GroupingDecision::gradient_bytes(machine, l);
+      std::size_t before = 0;
+      for (std::size_t const l : layers) {
+        auto const& parameters = machine.model.parameters[l];
+        for (std::size_t holder = 0; holder < holders; ++holder)
+          end_of_step(holder).layers.push_back({l, parameters.part(holder, holders)});
+        for (std::size_t p = 0; p < parameters.count(); ++p) {
+          if (!machine.model.counted(l)) break;
+          std::size_t const bytes = parameters.value_bytes(p);
+          for (std::size_t holder = 0; machine.model.shards && holder < holders; ++holder) {
+            ByteRange const part = parameters.part(holder, holders);
+            if (parameters.overlaps(p, part)) end_of_step(holder).squares.push_back({l, p, part});
+          }
+          if (!machine.model.shards)
+            end_of_step((before + bytes / 2) * holders / total).squares.push_back({l, p});
+          before += bytes;
+        }
+      }
+    });
+  }
+
+  [[gnu::cold]] static GroupExtent extent(Machine const& machine, Instruction const& in) {
+    GradientGroup const& group = machine.run.program->groups[in.group];
+    GroupExtent extent;
+    IndexRange const stage = machine.model.layers_of(in.stage);
+    IndexRange const layers = machine.model.layers_of(group);
+    extent.first_layer = stage.first;
+    extent.layers = stage.size();
+    extent.lowest = layers.first - stage.first;
+    extent.end = layers.last - stage.first;
+    for (std::size_t const l : stage)
+      extent.stage_bytes += GroupingDecision::gradient_bytes(machine, l);
+    for (std::size_t const l : layers) extent.bytes += GroupingDecision::gradient_bytes(machine, l);
+    return extent;
+  }
+
+  /// Carries out a part of a last backward, or a sum of gradients.
+  static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
+    IndexRange const layers = machine.model.layers_of(machine.run.program->groups[in.group]);
+    std::size_t const first = machine.model.layers_of(in.stage).first;
+    double const start_s = clock();
+    if (computes_part(in.op))
+      run_backward_part(rank, machine.run.cells[in.cell], in, layers.first - first,
+                        layers.last - first);
+    if (computes_part(in.op) && machine.traffic.uneven()) machine.traffic.made(rank, in);
+    for (std::size_t l = layers.last; reduces(in.op) && l-- > layers.first;)
+      add_up(machine.model.parameters[l], machine.run.storage[in.stage], l - first, in);
+    if (clock.read != nullptr) note(machine, rank, in, start_s, clock());
+  }
+
+  /// Adds up a part of layer `i` of a stage, in the order of owners. If an owner's gradients lie
+  /// where the sum will be, those before it are added up where the first one's are, and then to it:
+  /// a + b has the bits of b + a.
+  static void add_up(LayerParameters& sum, CellStorage const& stage, std::size_t i,
+                     Instruction const& in) {
+    ByteRange const part = sum.part(in.part(), in.parts());
+    auto const lies_there = [](GradientCopy const& copy) {
+      return copy.kept().of == KeptGradients::Of::first;
+    };
+    GradientCopy const* to = nullptr;
+    for (auto const* owner = stage.next.get(); owner != nullptr; owner = owner->next.get())
+      if (lies_there(owner->copies[i])) to = &owner->copies[i];
+    std::array<GradientCopy const*, LayerParameters::most_copies> copies;
+    std::size_t count = 0;
+    auto const add = [&] { sum.add({copies.data(), std::exchange(count, 0)}, part, to); };
+    auto const* owner = &stage;
+    for (unsigned o = 1; o < in.parts(); ++o) {
+      owner = owner->next.get();
+      GradientCopy const& copy = owner->copies[i];
+      if (lies_there(copy)) {
+        add();
+        to = nullptr;
+      }
+      if (count == copies.size()) add();
+      copies[count++] = &copy;
+    }
+    add();
+  }
+
+  /// Records when a part of a last backward, or a sum, ran, for the choice of groups and the
+  /// timeline.
+  static void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
+                   double end_s) {
+    GradientGroup const& group = machine.run.program->groups[in.group];
+    bool const whole =
+        machine.model.layers_of(group).last == machine.model.layers_of(in.stage).last;
+    GroupingRun& run = machine.run.grouping_run;
+    bool const first = is_first_holder(machine.run.program->cells, in.cell);
+    if (run.taking && run.warmed_up && first) {
+      std::size_t const at = run.steps * run.groups.size() + in.group;
+      (reduces(in.op) ? run.sum_s : run.backward_s)[at] = end_s - start_s;
+    }
+    if (!rank.record) return;
+    schedule::Span span;
+    span.start_s = start_s;
+    span.end_s = end_s;
+    span.action = action_of(in);
+    if (reduces(in.op) || whole || !(rank.spans.back().action == span.action))
+      rank.spans.push_back(span);
+    else
+      rank.spans.back().end_s =
+          span.end_s;  // parts of a backward with nothing between count as one
+    if (computes_part(in.op) && group.lowest == 0 && rank.cells[in.cell].opens) --rank.in_flight;
+  }
+};
+
+inline constexpr GradientGroupOps gradient_group_ops{[](LayOutOptions& options) {
+                                                       options.group_gradients = &group_gradients;
+                                                       options.shared_checks = &shared_checks;
+                                                     },
+                                                     &GradientGroups::load,
+                                                     &GroupingDecision::begin_step,
+                                                     &GroupingDecision::end_step,
+                                                     &GradientGroups::execute,
+                                                     &GradientGroups::note,
+                                                     &GroupingDecision::current_groups,
+                                                     &GradientGroups::extent};
+
+template <class> GradientGroupOps const* functions_for_groups() { return &gradient_group_ops; }
+
+}  // namespace stagger::detail
