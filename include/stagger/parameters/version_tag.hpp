@@ -19,8 +19,9 @@ namespace stagger::detail {
 inline constexpr std::uint32_t all_rounds = 0xffffffff;
 
 /// The pushes that are contained in weights which a worker has taken, counted from the beginning of
-/// its stream. It refers to numbers of the worker's link, which stay valid until weights of the same
-/// layer are taken again.
+/// its stream. If pushes are added in the order of workers, they are those of complete rounds, in
+/// which workers whose streams have ended count like the others. It refers to numbers of the
+/// worker's link, which stay valid until weights of the same layer are taken again.
 struct VersionTag {
   std::span<std::uint32_t const> pushes{};  ///< [workers] of each
   int worker = 0;                           ///< that took the weights
