@@ -398,6 +398,23 @@ TEST_CASE("report/trace: a slice says what its weights lacked where that is know
           std::map<std::string, std::string>{{"0F1 lacked", "3"}, {"0F1 lacked_of_worker", "2"}});
 }
 
+TEST_CASE("report/trace: both slices of an overlapped pair say what their weights lacked",
+          "[report]") {
+  Timeline timeline{{{{{Kind::forward, 0, 1}, 0, 1}, {{Kind::backward, 0, 0}, 0, 1}}}};
+  timeline.rows[0][0].action.overlaps_next = true;
+  for (std::size_t half = 0; half < 2; ++half) {
+    timeline.rows[0][half].lacked = static_cast<int>(half) + 1;
+    timeline.rows[0][half].lacked_of = static_cast<int>(half) + 3;
+  }
+  json::Value const root = json::parse(report::perfetto(timeline));
+  std::map<std::string, std::string> lacked;
+  for (auto const& event : root.at("traceEvents").items)
+    if (event.has("cat") && event.at("cat").text == "compute")
+      lacked[event.at("name").text] = event.at("args").at("lacked").text + " of " +
+                                      event.at("args").at("lacked_of_worker").text;
+  REQUIRE(lacked == std::map<std::string, std::string>{{"0F1", "1 of 3"}, {"0B0", "2 of 4"}});
+}
+
 TEST_CASE("report/trace: a slice says how long it exchanged with its group, if it did",
           "[report]") {
   Timeline timeline{{{{{Kind::forward, 0, 0}, 0, 1},
