@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The collective axis: how the gradients of a stage's replicas are combined.
+/// @file   The collective axis: how gradients are combined, over the replicas of a stage or with the
+///         other workers of a parameter server.
 ///
 /// Where `Options::replicas` gives a stage to several ranks, each has the gradients of its own rows
 /// after the last backward of a step. The collective decides which layers' gradients are added up
 /// together while that backward still runs (groups), how (`By`), and whether each replica keeps the
-/// optimizer's state of all or of a part. Without replicas there is nothing to combine.
+/// optimizer's state of all or of a part. Without replicas or a server there is nothing to combine.
 ///
 /// The policies and their options:
 ///
@@ -18,19 +19,20 @@
 /// | `AllReduce{.grouping = grouping::Greedy{}}` | MG-WFBP's published rule is to be tried |
 /// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
 /// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
-/// | `AllReduce{.shard_optimizer = true}` | the optimizer's state does not fit beside the parameters |
+/// | `AllReduce{.shard_optimizer = true}` | over `mpi::Processes`, the optimizer's state does not fit beside the parameters |
 /// | `ParameterServer::worker(n)` | several pipelines, each with data of its own, train one model |
 /// | `GroupedPushes{server.worker(n)}` | likewise, and pushes take long beside a backward |
 ///
 /// What is called, and when: `groups(backward, line)` is called once for each stage, between two
 /// steps, whenever groups are decided. With `measured_steps` 0 that is before the first step, and
 /// all times are 0. Otherwise it is after one warm-up step and `measured_steps` further steps, or
-/// twice as many if all layers have the same size; and again after every `renew_every` steps. If
-/// several processes share a pipeline, only one of them is asked, or all are given the same times.
+/// twice as many if all layers have the same size; `renew_every` steps later, measuring begins again.
+/// If several processes share a pipeline, one of them is asked, or all are given the same times.
 /// The other members are read once, by `Pipeline::with`.
 ///
 /// What the engine promises in return: every group is added up once in each step, as soon as all
-/// holders have its gradients, and before any update; the step fails as a whole if a holder does.
+/// holders have its gradients, and before any update; the step fails as a whole if a holder does
+/// (groups that GroupedPushes has pushed by then stay pushed).
 /// `By::slices` has the same bits on threads, processes and GPUs, in every grouping.
 ///
 /// In examples/11_own_collective.cpp, where `Groups` is a vector of LayerGroup, two sums for each
@@ -76,10 +78,10 @@ enum class By : std::uint8_t {
   /// the sum (a reduce-scatter and an all-gather). Bits do not depend on the device, the groups or
   /// the number of processes.
   slices,
-  /// One call of the library for each group: MPI_Iallreduce over processes, ncclAllReduce between
-  /// GPUs; the replicas of a stage are then in processes or on GPUs of their own. The bits depend
-  /// on the library and the number of ranks, and are the same in all replicas. Not available on
-  /// threads.
+  /// One call of the library for each group: MPI_Iallreduce over processes, ncclAllReduce over
+  /// processes with a GPU each; every replica of a stage is in a process of its own. The bits
+  /// depend on the library and the number of ranks, and are the same in all replicas. Not available
+  /// on threads or with cuda::Gpus.
   library,
 };
 

@@ -26,12 +26,14 @@
 /// | begin(), drive_together() | devices that share a virtual time: each step | takes part; goes on until some step ends |
 /// | fail(why) | whenever anything throws, by any thread | the step ends as soon as it can; the first failure is told |
 /// | ready, give, execute, stopping, timed | each instruction | what `go_on` needs; devices that enqueue have their own loop |
-/// | gather_parameters(to) | devices whose parameters the host must fetch: before it reads them | brings them to process `to`, below 0 to all |
+/// | gather_parameters(to) | devices whose parameters the host must fetch: when `Trainer::gather_parameters` or `each_parameter` is called | brings them to process `to`, below 0 to all |
 /// | visit_parameters(to, visit) | devices that hold their own stages: all processes call it between steps | calls `visit` for each parameter in process `to`; returns whether that is this one |
 ///
-/// The engine promises: one step at a time; `load` and `drive` never run at the same time; a
-/// program was checked before it is loaded; steps after the first of a program allocate nothing.
-/// What a device can do beyond that is a member of `traits`, and is checked against its functions.
+/// The engine promises: one step at a time, or with `runs_ahead` as many as it has slots for; `load`
+/// and `drive` never run at the same time; a program was checked before it is loaded, except one
+/// that only waits for late weights; steps after the first of a program allocate nothing. What a
+/// device can do beyond that is a member of `traits`, which is checked against its functions if it
+/// has any.
 ///
 /// In examples/15_own_device.cpp, with the back end:
 /// @code
@@ -58,31 +60,42 @@ struct DeviceTag {};
 
 /// What a device can do: `static constexpr DeviceTraits traits{.obeys_placement = true};`.
 struct DeviceTraits {
-  bool obeys_placement =
-      false;  ///< ranks run where the placement puts them; otherwise `with` refuses one
-  bool needs_every_place = false;  ///< a place without a rank is an error: places are processes
-  bool spare_places =
-      false;  ///< `int spare_places(int ranks) const`: places left for adding up gradients
-  bool parameter_memory =
-      false;  ///< `ParameterMemory parameter_memory() const`: where parameters lie
-  bool takes_layer_types =
-      false;  ///< `template <class Layers> void use_layers()`: is given the types of all layers
-  bool enqueues_updates = false;  ///< runs optimizers whose update is a kernel
-  bool sums_while_running =
-      false;  ///< adds up gradients of replicas, group by group, while backward runs
-  bool sums_by_library = false;  ///< has collective::By::library: sums by a call of MPI or NCCL
-  bool shards_states = false;    ///< each rank keeps the optimizer's state of what it updates alone
-  bool keeps_whole_states = false;  ///< cannot share the optimizer's state out
-  bool holds_own_stages =
-      false;  ///< VisitsParameters: a process holds the parameters of its own ranks alone
-  bool gathers_parameters =
-      false;                ///< GathersParameters: parameters must be fetched before they are read
-  bool runs_ahead = false;  ///< RunsAhead: `enqueue` lets the host prepare steps while others run
-  bool captures = false;    ///< `capture(bool)`: records a step as a graph
-  bool outside_signals = false;  ///< sets Machine::outside: signals that no rank gives
-  bool shares_time = false;      ///< SharesTime: steps of several pipelines run on one clock
-  bool shares_layers = false;    ///< runs groups of ranks that have a part of a layer each
-  bool starts_together = false;  ///< StartsTogether: several processes begin and fail a step as one
+  /// Ranks run where the placement puts them; otherwise `with` refuses one.
+  bool obeys_placement = false;
+  /// A place without a rank is an error: places are processes.
+  bool needs_every_place = false;
+  /// `int spare_places(int ranks) const`: places left for adding up gradients.
+  bool spare_places = false;
+  /// `ParameterMemory parameter_memory() const`: where parameters lie.
+  bool parameter_memory = false;
+  /// `template <class Layers> void use_layers()`: is given the types of all layers.
+  bool takes_layer_types = false;
+  /// Runs optimizers whose update is a kernel.
+  bool enqueues_updates = false;
+  /// Adds up gradients of replicas, group by group, while backward runs.
+  bool sums_while_running = false;
+  /// Has collective::By::library: sums by a call of MPI or NCCL.
+  bool sums_by_library = false;
+  /// Each rank keeps the optimizer's state of what it updates alone.
+  bool shards_states = false;
+  /// Cannot share the optimizer's state out.
+  bool keeps_whole_states = false;
+  /// VisitsParameters: a process holds the parameters of its own ranks alone.
+  bool holds_own_stages = false;
+  /// GathersParameters: parameters can be fetched to the host.
+  bool gathers_parameters = false;
+  /// RunsAhead: `enqueue` lets the host prepare steps while others run.
+  bool runs_ahead = false;
+  /// `capture(bool)`: records a step as a graph.
+  bool captures = false;
+  /// Sets Machine::outside: signals that no rank gives.
+  bool outside_signals = false;
+  /// SharesTime: steps of several pipelines run on one clock.
+  bool shares_time = false;
+  /// Runs groups of ranks that have a part of a layer each.
+  bool shares_layers = false;
+  /// StartsTogether: several processes begin and fail a step as one.
+  bool starts_together = false;
 };
 
 /// A device policy: the part of the concept that `with` requires of the policy itself.

@@ -14,8 +14,8 @@
 /// | ZeroBubbleH2 | stages can split backward, and there is twice that memory |
 /// | ZeroBubbleV | each rank can hold two stages: the smallest bubble at 1F1B's memory |
 /// | VHalf, VMin, V1F1B | memory is short: a half, a third, two thirds to three quarters of 1F1B's |
-/// | DualPipe, DualPipeV | a forward and a backward overlap; DualPipe keeps each stage twice |
-/// | Chimera | microbatches may enter at both ends, for twice the parameters |
+/// | DualPipe, DualPipeV | a forward and a backward overlap; over processes and GPUs, DualPipe keeps each stage twice |
+/// | Chimera | microbatches may enter at both ends, for twice the parameters over processes and GPUs |
 /// | Hanayo | messages are cheap: waves of several chunks |
 /// | Seq1F1B | sequences are long: slices of them flow |
 /// | PipeDream, PipeDream2BW, Fifo | training without a flush, by a staleness model |
@@ -32,11 +32,12 @@
 /// | `slices` | once, in `with`; optional | an int: into how many slices of the sequence it cuts a microbatch; each input of a batch is then a slice |
 /// | `rows(shape, first, last)` | by `schedule::proof`; optional | the rows of these ranks alone, for shapes whose whole table is too large for a compiler |
 /// | `weight_versions(shape, rank)` | by `evaluate`, where it does not flush | how many versions of its weights a rank keeps |
-/// | `facts()` | once, in `with`; optional | `Facts`, of a schedule chosen while the program runs |
+/// | `facts()` | in `with`; optional | `Facts`, of a schedule chosen while the program runs |
 ///
 /// The engine promises: a table is copied; one that is not proven is verified, and refused with its
 /// first fault in one sentence; every rank runs its row in the given order. The bits of a step depend
-/// on the order of the backward actions of each stage, and on nothing else of the table.
+/// on the order of the backward actions of each stage and, where two ranks hold a stage, on which
+/// of them runs each microbatch, and on nothing else of the table.
 ///
 /// In examples/14_own_policies.cpp:
 /// @code

@@ -29,24 +29,24 @@
 /// | member | when it is asked | |
 /// |---|---|---|
 /// | `synchronous` | compiling `with` | true: `microbatches` and `version` are not needed |
-/// | `microbatches()` | once, in `with` | how many microbatches make a minibatch, >= 1 |
+/// | `microbatches()` | in `with` | how many microbatches make a minibatch, >= 1 |
 /// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights that it sees contain: 0 to `available`, the number that the stage has made when its forward runs |
 /// | `pushes` | once, in `with` | of a model of several workers: gradients, changes or weights. `weights` must be known when compiling: make the member static constexpr |
 /// | `adds` | once, in `with` | when the server adds what workers push |
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
-/// | `needs(minibatch)` | laying out | how many of the first pushes of every worker its weights must contain; 0 or less: none. If it is less than for the minibatch before, the greater number holds. At most minibatch / minibatches(). Exactly that for gradients that are added in the order of workers |
+/// | `needs(minibatch)` | in `with`, for many minibatches, to see how far apart workers may be; then in each step, or, while a stream is laid out, for each minibatch of each stage | how many of the first pushes of every worker its weights must contain; 0 or less: none. If it is less than for the minibatch before, the greater number holds. At most minibatch / minibatches(), or, in streams, version(...) / minibatches(). Exactly that for gradients that are added in the order of workers |
 /// | `average_state` | once, in `with`; optional | a bool, of a model that pushes weights: whether the server takes the mean of the optimizers' states, too |
 /// | `check()`, or none | once, in `with` | throws an Error that names the member whose value cannot be |
 ///
-/// `version` is called before anything runs, with positions in the table: it must return the same
-/// for the same numbers, and cannot depend on times. Of a model that is taken by streams,
+/// `version` is called before anything runs, with numbers that follow from the table: it must return
+/// the same for the same numbers, and cannot depend on times. Of a model that is taken by streams,
 /// `minibatches` and `needs` are also asked by schedule::play_workers, and so by the gate of
 /// schedule::Fifo and by plan::VirtualWorkers (schedule::WaveModel).
 ///
 /// The engine promises: backward sees the weights that forward saw; a version is kept until its
 /// last reader is done, and no longer; the table decides which gradients are in which update, so
 /// that the bits do not depend on the speed of the ranks; a stream that fails leaves the parameters
-/// from before it.
+/// from before it, or, of a worker, goes on from the server's weights.
 ///
 /// In examples/14_own_policies.cpp:
 /// @code
