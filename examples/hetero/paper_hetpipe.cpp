@@ -229,7 +229,7 @@ std::string claims_of_hetpipe(std::vector<Compared> const& runs) {
   double const idle = near.idle_s / near.waiting_s;
   claims.add("C20", "idle share of waiting, D=0, round-robin", "18 %", percent(idle), idle <= 0.35);
   claims.elsewhere("C21", "the regret is below its bound", "theorem 1",
-                   "test/unit/train/wave_convergence_claims_test.cpp");
+                   "test/unit/staleness/wave_convergence_claims_test.cpp");
   auto const seeds = static_cast<int>(runs.size() / kinds);
   return claims.str() +
          stagger::text("\nHorovod's images/s are the published ones. The target is a loss of ",

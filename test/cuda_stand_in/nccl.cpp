@@ -20,12 +20,12 @@ using namespace cuda_stand_in;
 
 namespace {
 
-enum class What : std::uint8_t { send, receive, broadcast, all_reduce, all_gather };
+enum class OperationKind : std::uint8_t { send, receive, broadcast, all_reduce, all_gather };
 
 struct Operation {
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
-  What what = What::send;
+  OperationKind what = OperationKind::send;
   void const* in = nullptr;
   void* out = nullptr;
   std::size_t count = 0;
@@ -137,7 +137,8 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   std::shared_ptr<Capture> capture;  // into which what is pending goes
   std::shared_ptr<Group> group;      // that is being launched
   std::shared_ptr<int> graphs = std::make_shared<int>();  // shared with nodes of graphs
-  std::map<std::pair<What, int>, std::uint64_t> known;  // connections, and what was captured there
+  std::map<std::pair<OperationKind, int>, std::uint64_t>
+      known;  // connections, and what was captured there
 };
 
 namespace {
@@ -245,11 +246,11 @@ void compute(Rendezvous& rendezvous, int rank) {
   std::size_t const each = own.count * bytes_of(own.type);
   auto& result = rendezvous.results[static_cast<std::size_t>(rank)];
   switch (own.what) {
-    case What::broadcast:
+    case OperationKind::broadcast:
       result.resize(each);
       std::memcpy(result.data(), rendezvous.calls[static_cast<std::size_t>(own.peer)].in, each);
       break;
-    case What::all_gather:
+    case OperationKind::all_gather:
       result.resize(each * rendezvous.calls.size());
       for (std::size_t r = 0; r < rendezvous.calls.size(); ++r)
         std::memcpy(result.data() + r * each, rendezvous.calls[r].in, each);
@@ -261,8 +262,8 @@ void compute(Rendezvous& rendezvous, int rank) {
 }
 
 bool same_call(Operation const& a, Operation const& b) {
-  bool const rooted = a.what == What::broadcast;
-  bool const reducing = a.what == What::all_reduce;
+  bool const rooted = a.what == OperationKind::broadcast;
+  bool const reducing = a.what == OperationKind::all_reduce;
   return a.what == b.what && a.count == b.count && a.type == b.type && a.captured == b.captured &&
          (!rooted || a.peer == b.peer) && (!reducing || a.reduction == b.reduction);
 }
@@ -282,7 +283,7 @@ struct Running {
 bool advance(World& world, ncclComm& comm, Running& run) {
   auto const& call = run.call;
   std::size_t const bytes = call.count * bytes_of(call.type);
-  if (call.what == What::send) {
+  if (call.what == OperationKind::send) {
     if (!run.message) {
       run.message = std::make_shared<Message>(Message{call.in, bytes, call.captured});
       world.edges[{comm.rank, call.peer}].push_back(run.message);
@@ -291,7 +292,7 @@ bool advance(World& world, ncclComm& comm, Running& run) {
     run.done = run.message->taken;
     return run.done;
   }
-  if (call.what == What::receive) {
+  if (call.what == OperationKind::receive) {
     auto& waiting = world.edges[{call.peer, comm.rank}];
     if (waiting.empty()) return false;
     auto const message = waiting.front();
@@ -394,8 +395,8 @@ void launch(ncclComm_t comm) {
 bool prepare(ncclComm& comm, std::vector<Operation>& calls) {
   comm.capture = calls.front().stream->capture;
   for (auto& call : calls) {
-    bool const to_one = call.what == What::send || call.what == What::receive;
-    std::pair<What, int> const key(call.what, to_one ? call.peer : -1);
+    bool const to_one = call.what == OperationKind::send || call.what == OperationKind::receive;
+    std::pair<OperationKind, int> const key(call.what, to_one ? call.peer : -1);
     if (!comm.capture) {
       comm.known.emplace(key, 0);
       continue;
@@ -417,8 +418,8 @@ ncclResult_t submit_one(ncclComm_t comm, std::vector<Operation> calls,
   for (auto const& call : calls) {
     if (call.stream != calls.front().stream)
       return refused(comm, ncclInvalidArgument, "the stand-in takes one stream in a group");
-    if (call.peer == comm->rank && call.what == What::send) ++to_self;
-    if (call.peer == comm->rank && call.what == What::receive) --to_self;
+    if (call.peer == comm->rank && call.what == OperationKind::send) ++to_self;
+    if (call.peer == comm->rank && call.what == OperationKind::receive) --to_self;
   }
   if (!prepare(*comm, calls))
     return refused(comm, ncclInvalidUsage, "a connection would have to be made during a capture");
@@ -779,7 +780,7 @@ ncclResult_t ncclSend(void const* data, std::size_t elements, ncclDataType_t typ
   Operation call;
   call.comm = comm;
   call.stream = stream;
-  call.what = What::send;
+  call.what = OperationKind::send;
   call.in = data;
   call.count = elements;
   call.type = type;
@@ -791,7 +792,7 @@ ncclResult_t ncclRecv(void* data, std::size_t elements, ncclDataType_t type, int
   Operation call;
   call.comm = comm;
   call.stream = stream;
-  call.what = What::receive;
+  call.what = OperationKind::receive;
   call.out = data;
   call.count = elements;
   call.type = type;
@@ -800,15 +801,15 @@ ncclResult_t ncclRecv(void* data, std::size_t elements, ncclDataType_t type, int
 }
 ncclResult_t ncclBroadcast(void const* in, void* out, std::size_t elements, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
-  return add({comm, stream, What::broadcast, in, out, elements, type, ncclSum, root, 0});
+  return add({comm, stream, OperationKind::broadcast, in, out, elements, type, ncclSum, root, 0});
 }
 ncclResult_t ncclAllReduce(void const* in, void* out, std::size_t elements, ncclDataType_t type,
                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
-  return add({comm, stream, What::all_reduce, in, out, elements, type, reduction, 0, 0});
+  return add({comm, stream, OperationKind::all_reduce, in, out, elements, type, reduction, 0, 0});
 }
 ncclResult_t ncclAllGather(void const* in, void* out, std::size_t elements, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-  return add({comm, stream, What::all_gather, in, out, elements, type, ncclSum, 0, 0});
+  return add({comm, stream, OperationKind::all_gather, in, out, elements, type, ncclSum, 0, 0});
 }
 
 }  // extern "C"

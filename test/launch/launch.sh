@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# launch.sh HOW PROGRAM [LAUNCHER...]: starts test/launch/meet.cpp as several processes and sees whether all have met.
+# launch.sh HOW PROGRAM [LAUNCHER...]: starts test/launch/rendezvous.cpp as several processes and sees whether all have met.
 # Without a LAUNCHER the script plays Slurm. 77: this system cannot play that.
 set -u
 exec 3>&1

@@ -358,19 +358,19 @@ class Placements {
 TEST_CASE("mpi/ParameterServer: in the order of workers it has the bits of a sequential loop",
           "[mpi]") {
   Placements where;
-  workers_oracle::sweep_waves(
-      Sweep(167, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
-                                   int minibatches, auto const& optimizer) {
-        auto const& layer_processes = where.next();
-        CAPTURE(layer_processes, threads);
-        sg::mpi::ParameterServer const server(
-            {.workers = waves.workers, .layer_processes = layer_processes});
-        workers_oracle::compare_streams(
-            waves, workers_here(waves.workers), minibatches, optimizer, [&](int n) {
-              return workers_oracle::make(waves, server, n, cuts_of(n, turn), threads, optimizer);
-            });
-        server.serve();
-      });
+  workers_oracle::sweep_waves(Sweep(167, processes()), [&](workers_oracle::Waves const& waves,
+                                                           int rotation, int threads,
+                                                           int minibatches, auto const& optimizer) {
+    auto const& layer_processes = where.next();
+    CAPTURE(layer_processes, threads);
+    sg::mpi::ParameterServer const server(
+        {.workers = waves.workers, .layer_processes = layer_processes});
+    workers_oracle::compare_streams(
+        waves, workers_here(waves.workers), minibatches, optimizer, [&](int n) {
+          return workers_oracle::make(waves, server, n, cuts_of(n, rotation), threads, optimizer);
+        });
+    server.serve();
+  });
 }
 
 TEST_CASE("mpi/ParameterServer: steps that push changes have the bits of a sequential loop",
@@ -378,13 +378,13 @@ TEST_CASE("mpi/ParameterServer: steps that push changes have the bits of a seque
   Placements where;
   workers_oracle::sweep_stale(
       Sweep(11, processes()),
-      [&](workers_oracle::Stale const& stale, int turn, int threads, auto const& optimizer) {
+      [&](workers_oracle::Stale const& stale, int rotation, int threads, auto const& optimizer) {
         auto const& layer_processes = where.next();
         CAPTURE(layer_processes);
         sg::mpi::ParameterServer const server(
             {.workers = stale.workers, .layer_processes = layer_processes});
         workers_oracle::compare_changes(stale, workers_here(stale.workers), optimizer, [&](int n) {
-          return workers_oracle::stepping(stale.model(), server, n, optimizer, cuts_of(n, turn),
+          return workers_oracle::stepping(stale.model(), server, n, optimizer, cuts_of(n, rotation),
                                           threads);
         });
         server.serve();
@@ -394,12 +394,12 @@ TEST_CASE("mpi/ParameterServer: steps that push changes have the bits of a seque
 TEST_CASE("mpi/ParameterServer: gradient groups have the bits of a sequential loop", "[mpi]") {
   workers_oracle::sweep_stale(
       Sweep(12, processes()),
-      [](workers_oracle::Stale const& stale, int turn, int threads, auto const& optimizer) {
+      [](workers_oracle::Stale const& stale, int rotation, int threads, auto const& optimizer) {
         sg::mpi::ParameterServer const server({.workers = stale.workers});
         workers_oracle::InGroups const in_groups{server, sg::collective::grouping::Layerwise{}};
         workers_oracle::compare_changes(stale, workers_here(stale.workers), optimizer, [&](int n) {
-          return workers_oracle::stepping(stale.model(), in_groups, n, optimizer, cuts_of(n, turn),
-                                          threads);
+          return workers_oracle::stepping(stale.model(), in_groups, n, optimizer,
+                                          cuts_of(n, rotation), threads);
         });
         server.serve();
       });
@@ -439,28 +439,28 @@ TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of dri
           "[mpi]") {
   Placements where;
   Sweep sweep(15, processes());
-  auto const replay = [&](auto const& model, int workers, int turn, int threads) {
+  auto const replay = [&](auto const& model, int workers, int rotation, int threads) {
     if (!sweep.takes()) return;
     auto const& layer_processes = where.next();
-    CAPTURE(layer_processes, turn, threads);
+    CAPTURE(layer_processes, rotation, threads);
     sg::mpi::ParameterServer const server(
         {.workers = workers, .log = true, .layer_processes = layer_processes}, adam);
     workers_oracle::replay_drifting(
         model.pushes, workers, workers_here(workers),
         [&] { return logs_of_all(server, layer_processes); },
         [&](int n) {
-          return workers_oracle::stepping(model, server, n, adam, cuts_of(n, turn), threads);
+          return workers_oracle::stepping(model, server, n, adam, cuts_of(n, rotation), threads);
         });
     server.serve();
   };
   using sg::staleness::Pushes;
-  workers_oracle::sweep_steps([&](int workers, int turn, int threads) {
+  workers_oracle::sweep_steps([&](int workers, int rotation, int threads) {
     for (auto const pushes : {Pushes::gradients, Pushes::changes}) {
-      replay(sg::staleness::Asynchronous{pushes}, workers, turn, threads);
+      replay(sg::staleness::Asynchronous{pushes}, workers, rotation, threads);
       for (int const bound : {0, 1, 3})
-        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, turn, threads);
+        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, rotation, threads);
     }
-    replay(sg::staleness::RoundRobinSynchronous{}, workers, turn, threads);
+    replay(sg::staleness::RoundRobinSynchronous{}, workers, rotation, threads);
   });
 }
 
@@ -468,7 +468,7 @@ TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of wav
           "[mpi]") {
   Placements where;
   workers_oracle::sweep_waves(
-      Sweep(173, processes()), [&](workers_oracle::Waves const& waves, int turn, int threads,
+      Sweep(173, processes()), [&](workers_oracle::Waves const& waves, int rotation, int threads,
                                    int minibatches, auto const& optimizer) {
         auto const& layer_processes = where.next();
         CAPTURE(layer_processes, threads);
@@ -478,7 +478,7 @@ TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of wav
             waves, workers_here(waves.workers), minibatches, optimizer,
             [&] { return logs_of_all(server, layer_processes); }, of_all_processes,
             [&](int n, auto& seen) {
-              return workers_oracle::make_noting(waves, server.worker(n), cuts_of(n, turn),
+              return workers_oracle::make_noting(waves, server.worker(n), cuts_of(n, rotation),
                                                  sg::host::Threads{threads}, optimizer, seen);
             });
         server.serve();
@@ -520,16 +520,17 @@ TEST_CASE("mpi/ParameterServer: late layers have the bits of a sequential loop",
   using namespace overlapped_oracle;
   Placements where;
   Sweep sweep(3, processes());
-  workers_oracle::sweep_steps([&](int workers, int turn, int threads) {
+  workers_oracle::sweep_steps([&](int workers, int rotation, int threads) {
     if (!sweep.takes()) return;
     auto const& layer_processes = where.next();
-    CAPTURE(layer_processes, turn, threads);
+    CAPTURE(layer_processes, rotation, threads);
     sg::mpi::ParameterServer const server({.workers = workers, .layer_processes = layer_processes},
                                           adam, local_split);
     compare_late(
         local_split_rules(), adam, workers, workers_here(workers),
         [&](int n) {
-          return workers_oracle::stepping(local_split, server, n, adam, cuts_of(n, turn), threads);
+          return workers_oracle::stepping(local_split, server, n, adam, cuts_of(n, rotation),
+                                          threads);
         },
         7);
     server.serve();

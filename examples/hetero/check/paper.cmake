@@ -15,7 +15,7 @@ foreach(claim "C9 +VGG-19, images/s: Horovod on 16 +339 +- +-" "C9 +[^\n]*ED wit
         "C14 +[^\n]* 35 % +[0-9]+ % +yes" "C15 +[^\n]* 39 % +[0-9]+ % +yes" "C16 +[^\n]* 29 % +[0-9]+ % +yes"
         "C17 +[^\n]* 28 % +[0-9]+ % +yes" "C17 +[^\n]* 49 % +[0-9]+ % +yes" "C18 +[^\n]*alike +[0-9.]+ +yes"
         "C18 +[^\n]*1.05 .time. +[0-9.]+ +yes" "C19 +[^\n]* 62 % +[0-9]+ % +yes" "C20 +[^\n]* 18 % +[0-9]+ % +yes"
-        "C21 [^\n]*theorem 1 +see test/unit/train/wave_convergence_claims_test.cpp +-")
+        "C21 [^\n]*theorem 1 +see test/unit/staleness/wave_convergence_claims_test.cpp +-")
   expect(output "\n${claim}")
 endforeach()
 file(READ ${FOLDER}/curves.csv csv)

@@ -185,77 +185,77 @@ template <class Server> bool has_pushed(Server const& server, int n) {
 }  // namespace
 
 TEST_CASE("asio/AsioParameterServer: workers have the bits of a sequential loop", "[asio]") {
-  sweep_waves(Sweep(31), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(31), [](Waves const& waves, int rotation, int threads, int minibatches,
                             auto const& optimizer) {
     OnPort const server(waves.workers);
-    compare(waves, server, cuts_from(turn), threads, minibatches, optimizer);
+    compare(waves, server, cuts_from(rotation), threads, minibatches, optimizer);
   });
 }
 
 TEST_CASE("asio/AsioParameterServer: steps that push changes have the bits of a sequential loop",
           "[asio]") {
-  sweep_stale(Sweep(2), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+  sweep_stale(Sweep(2), [](Stale const& stale, int rotation, int threads, auto const& optimizer) {
     OnPort const server(stale.workers);
-    compare_changes_on_threads(stale, server, turn, threads, optimizer);
+    compare_changes_on_threads(stale, server, rotation, threads, optimizer);
   });
 }
 
 TEST_CASE("asio/AsioParameterServer: steps have the bits of one server loop", "[asio]") {
-  sweep_steps([](int workers, int turn, int threads) {
+  sweep_steps([](int workers, int rotation, int threads) {
     OnPort const server(workers, adam);
-    compare_steps(workers, server, adam, turn, threads);
+    compare_steps(workers, server, adam, rotation, threads);
   });
 }
 
 TEST_CASE("asio/AsioParameterServer: gradient groups have the bits of a sequential loop",
           "[asio]") {
-  sweep_stale(Sweep(12), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+  sweep_stale(Sweep(12), [](Stale const& stale, int rotation, int threads, auto const& optimizer) {
     OnPort const server(stale.workers);
-    compare_changes_on_threads(stale, InGroups{server, sg::collective::grouping::Layerwise{}}, turn,
-                               threads, optimizer);
+    compare_changes_on_threads(stale, InGroups{server, sg::collective::grouping::Layerwise{}},
+                               rotation, threads, optimizer);
   });
   Sweep sweep(4);
-  sweep_steps([&](int workers, int turn, int threads) {
+  sweep_steps([&](int workers, int rotation, int threads) {
     if (!sweep.takes()) return;
     OnPort const server(workers, adam);
-    compare_steps(workers, InGroups{server, sg::collective::grouping::Optimal{}}, adam, turn,
+    compare_steps(workers, InGroups{server, sg::collective::grouping::Optimal{}}, adam, rotation,
                   threads);
   });
 }
 
 TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits of drifting steps",
           "[asio]") {
-  auto const replay = [&](auto const& model, int workers, int turn, int threads) {
-    CAPTURE(turn, threads);
+  auto const replay = [&](auto const& model, int workers, int rotation, int threads) {
+    CAPTURE(rotation, threads);
     OnPort<sg::optimizer::AdamW> const server(workers, adam, true);
     replay_drifting(
         model.pushes, workers, all_of(workers), [&] { return logs_of(server.server); },
-        [&](int n) { return stepping(model, server, n, adam, cuts_of(n, turn), threads); });
+        [&](int n) { return stepping(model, server, n, adam, cuts_of(n, rotation), threads); });
   };
   using sg::staleness::Pushes;
   Sweep sweep(3);
-  sweep_steps([&](int workers, int turn, int threads) {
+  sweep_steps([&](int workers, int rotation, int threads) {
     if (!sweep.takes()) return;
-    replay(sg::staleness::RoundRobinSynchronous{}, workers, turn, threads);
+    replay(sg::staleness::RoundRobinSynchronous{}, workers, rotation, threads);
     for (auto const pushes : {Pushes::gradients, Pushes::changes}) {
-      replay(sg::staleness::Asynchronous{pushes}, workers, turn, threads);
+      replay(sg::staleness::Asynchronous{pushes}, workers, rotation, threads);
       for (int const bound : {0, 1, 3})
-        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, turn, threads);
+        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, rotation, threads);
     }
   });
 }
 
 TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits of waves on arrival",
           "[asio]") {
-  sweep_waves(Sweep(17), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(17), [](Waves const& waves, int rotation, int threads, int minibatches,
                             auto const& optimizer) {
     OnPort<sg::optimizer::Sgd> const server(waves.workers, {}, true);
     replay_waves(
         waves, all_of(waves.workers), minibatches, optimizer,
         [&] { return logs_of(server.server); }, all_here,
         [&](int n, auto& seen) {
-          return make_noting(waves, server.worker(n), cuts_of(n, turn), sg::host::Threads{threads},
-                             optimizer, seen);
+          return make_noting(waves, server.worker(n), cuts_of(n, rotation),
+                             sg::host::Threads{threads}, optimizer, seen);
         });
   });
 }
@@ -543,12 +543,14 @@ TEST_CASE("asio/AsioParameterServer: no stream goes on that has ended, or that w
 
 TEST_CASE("asio/AsioParameterServer: late layers have the bits of a sequential loop", "[asio]") {
   using namespace overlapped_oracle;
-  sweep_steps([](int workers, int turn, int threads) {
-    CAPTURE(turn, threads);
+  sweep_steps([](int workers, int rotation, int threads) {
+    CAPTURE(rotation, threads);
     OnPort const server(workers, adam, false, local_split);
     int const split = compare_late(
         local_split_rules(), adam, workers, all_of(workers),
-        [&](int n) { return stepping(local_split, server, n, adam, cuts_of(n, turn), threads); },
+        [&](int n) {
+          return stepping(local_split, server, n, adam, cuts_of(n, rotation), threads);
+        },
         7);
     CHECK(split == 7);
   });

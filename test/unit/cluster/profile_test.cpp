@@ -38,7 +38,7 @@ TEST_CASE("cluster/Layer: times are divided by the speed, but stand where they w
   auto const there = p.layers[1].on("G", 0.1);
   CHECK(there.forward_s == 5);
   CHECK(there.total_s() == 11);
-  CHECK(there.backward_weight_s == 1.5);  // the share it has at home
+  CHECK(there.backward_weight_s == 1.5);  // its share on the profiled device
   CHECK(p.layers[0].stash() == 10);
   CHECK(p.layers[1].stash() == 7);
 }

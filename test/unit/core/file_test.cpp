@@ -94,9 +94,9 @@ TEST_CASE("core/write_file: the file is on the disk before it has its name, and 
     stagger::write_file(folder / "file", text);
     disk_calls = nullptr;
     struct stat file{};
-    struct stat home{};
+    struct stat parent{};
     REQUIRE(::stat((folder / "file").c_str(), &file) == 0);
-    REQUIRE(::stat((folder / ".").c_str(), &home) == 0);
+    REQUIRE(::stat((folder / ".").c_str(), &parent) == 0);
     REQUIRE(calls.size() == 3);
     CHECK(calls[0].kind == DiskCall::sync_file);
     CHECK(calls[0].file == file.st_ino);
@@ -104,7 +104,7 @@ TEST_CASE("core/write_file: the file is on the disk before it has its name, and 
     CHECK(calls[1].kind == DiskCall::rename);
     CHECK(calls[1].file == file.st_ino);
     CHECK(calls[2].kind == DiskCall::sync_folder);
-    CHECK(calls[2].file == home.st_ino);
+    CHECK(calls[2].file == parent.st_ino);
   }
 }
 

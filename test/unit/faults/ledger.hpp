@@ -174,7 +174,7 @@ class Ledger final : public Watch {
       case Kind::ask_late:
         return ask(n, message);
       case Kind::report:
-        // A step counts one loss of each worker: the second of one that is doubled is of no step.
+        // A step counts one loss of each worker; a duplicate is not counted.
         if (own.active && own.first + own.reports <= std::min(steps(), least_reported()))
           ++own.reports;
         return;

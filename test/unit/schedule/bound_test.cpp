@@ -114,7 +114,7 @@ TEST_CASE("schedule/lower_bound: each of its terms is met where nothing else is 
   };
   // The first gradient waits for all four slices: 1/4 + 1 forwards, 1 + 1/4 backwards.
   meets(Auto{.costs = Costs::uniform(1, 1, 0), .slices = 4}.search({2, 1}), 2.5);
-  // The last weight gradient of the first rank follows the last gradient's way home.
+  // The last weight gradient of the first rank follows the last gradient's way back to it.
   Costs costs;
   costs.stages = {{.forward_s = 1, .backward_input_s = 1, .backward_weight_s = 5},
                   {.forward_s = 0, .backward_input_s = 10, .backward_weight_s = 0}};

@@ -104,7 +104,7 @@ namespace {
 
 /// Every number of workers, of minibatches in flight, of waves ahead, of stages for each worker,
 /// over links of several kinds, with costs that vary and without.
-/// @param check  (waves, minibatches, device_of, turn, link), where device_of makes the device of a
+/// @param check  (waves, minibatches, device_of, rotation, link), where device_of makes the device of a
 ///               worker
 template <class Check> void sweep_clocks(Sweep sweep, Check check) {
   std::vector<sg::sim::Links> const links{
@@ -115,12 +115,12 @@ template <class Check> void sweep_clocks(Sweep sweep, Check check) {
   for (int const workers : {1, 2, 3, 4})
     for (int const in_flight : {1, 2, 4, 5})
       for (int const distance : {0, 1, 3})
-        for (int const turn : {0, 1, 2, 3})
+        for (int const rotation : {0, 1, 2, 3})
           for (int const minibatches : {1, 13, 33})
             for (auto const& link : links)
               for (double const jitter : {0.0, 0.5}) {
                 if (!sweep.takes()) continue;
-                CAPTURE(distance, turn, jitter, link.rate, link.latency_s);
+                CAPTURE(distance, rotation, jitter, link.rate, link.latency_s);
                 sg::sim::Clock const clock(link);
                 check(
                     workers_oracle::Waves{workers, in_flight, distance}, minibatches,
@@ -128,7 +128,7 @@ template <class Check> void sweep_clocks(Sweep sweep, Check check) {
                       return on(clock, Costs::uniform(1 + n, 2, 0.5), jitter,
                                 static_cast<std::uint64_t>(n));
                     },
-                    turn, link);
+                    rotation, link);
               }
 }
 
@@ -136,25 +136,27 @@ template <class Check> void sweep_clocks(Sweep sweep, Check check) {
 
 TEST_CASE("train/Clock: workers in virtual time have the bits of a sequential loop", "[train]") {
   using namespace workers_oracle;
-  sweep_clocks(Sweep(7), [](Waves const& waves, int minibatches, auto device_of, int turn, auto&) {
-    sg::collective::ParameterServer const server({.workers = waves.workers, .shards = 2});
-    compare_streams(waves, all_of(waves.workers), minibatches, adam, [&](int n) {
-      return make_on(device_of(n), waves, server, n, cuts_of(n, turn), adam);
-    });
-  });
+  sweep_clocks(
+      Sweep(7), [](Waves const& waves, int minibatches, auto device_of, int rotation, auto&) {
+        sg::collective::ParameterServer const server({.workers = waves.workers, .shards = 2});
+        compare_streams(waves, all_of(waves.workers), minibatches, adam, [&](int n) {
+          return make_on(device_of(n), waves, server, n, cuts_of(n, rotation), adam);
+        });
+      });
 }
 
 TEST_CASE("train/Clock: carried out again, the server's log gives the bits of waves on arrival",
           "[train]") {
   using namespace workers_oracle;
-  sweep_clocks(Sweep(5), [](Waves const& waves, int minibatches, auto device_of, int turn,
+  sweep_clocks(Sweep(5), [](Waves const& waves, int minibatches, auto device_of, int rotation,
                             auto const&) {
     sg::collective::ParameterServer const server(
         {.workers = waves.workers, .shards = 2, .log = true});
     replay_waves(
         waves, all_of(waves.workers), minibatches, adam, [&] { return logs_of(server); }, all_here,
         [&](int n, auto& seen) {
-          return make_noting(waves, server.worker(n), cuts_of(n, turn), device_of(n), adam, seen);
+          return make_noting(waves, server.worker(n), cuts_of(n, rotation), device_of(n), adam,
+                             seen);
         });
   });
 }
@@ -163,7 +165,7 @@ TEST_CASE("train/Clock: carried out again, the server's log gives the bits of st
           "[train]") {
   using namespace workers_oracle;
   for (int const workers : {1, 2, 3, 4})
-    for (int const turn : {0, 1, 2, 3})
+    for (int const rotation : {0, 1, 2, 3})
       for (double const latency_s : {0.0, 2.5}) {
         auto const replay = [&](auto const& model) {
           sg::sim::Clock const clock({.rate = 100, .latency_s = latency_s});
@@ -174,7 +176,7 @@ TEST_CASE("train/Clock: carried out again, the server's log gives the bits of st
               [&](int n) {
                 return stepping_on(
                     on(clock, Costs::uniform(1 + n, 2, 0.5), 0.5, static_cast<std::uint64_t>(n)),
-                    model, server, n, adam, cuts_of(n, turn));
+                    model, server, n, adam, cuts_of(n, rotation));
               });
         };
         using sg::staleness::Pushes;

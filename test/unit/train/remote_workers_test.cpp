@@ -152,10 +152,10 @@ template <class Optimizer> class Remote {
 }  // namespace
 
 TEST_CASE("train/RemoteLink: workers have the bits of a sequential loop", "[train]") {
-  sweep_waves(Sweep(15), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(15), [](Waves const& waves, int rotation, int threads, int minibatches,
                             auto const& optimizer) {
     Remote const server(waves.workers, sg::optimizer::Sgd{});
-    compare(waves, server, cuts_from(turn), threads, minibatches, optimizer);
+    compare(waves, server, cuts_from(rotation), threads, minibatches, optimizer);
   });
 }
 
@@ -172,16 +172,16 @@ TEST_CASE("train/RemoteLink: a worker in the server's process changes no bit", "
 
 TEST_CASE("train/RemoteLink: steps that push changes have the bits of a sequential loop",
           "[train]") {
-  sweep_stale(Sweep(1), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+  sweep_stale(Sweep(1), [](Stale const& stale, int rotation, int threads, auto const& optimizer) {
     Remote const server(stale.workers, sg::optimizer::Sgd{});
-    compare_changes_on_threads(stale, server, turn, threads, optimizer);
+    compare_changes_on_threads(stale, server, rotation, threads, optimizer);
   });
 }
 
 TEST_CASE("train/RemoteLink: steps have the bits of one server loop", "[train]") {
-  sweep_steps([](int workers, int turn, int threads) {
+  sweep_steps([](int workers, int rotation, int threads) {
     Remote const server(workers, adam);
-    compare_steps(workers, server, adam, turn, threads);
+    compare_steps(workers, server, adam, rotation, threads);
   });
 }
 
@@ -216,12 +216,14 @@ TEST_CASE("train/RemoteLink: means of weights and states have the bits of worker
 
 TEST_CASE("train/RemoteLink: late layers have the bits of a sequential loop", "[train]") {
   using namespace overlapped_oracle;
-  sweep_steps([](int workers, int turn, int threads) {
-    CAPTURE(turn, threads);
+  sweep_steps([](int workers, int rotation, int threads) {
+    CAPTURE(rotation, threads);
     Remote const server(workers, adam, local_split);
     int const split = compare_late(
         local_split_rules(), adam, workers, all_of(workers),
-        [&](int n) { return stepping(local_split, server, n, adam, cuts_of(n, turn), threads); },
+        [&](int n) {
+          return stepping(local_split, server, n, adam, cuts_of(n, rotation), threads);
+        },
         7);
     CHECK(split == 7);
   });

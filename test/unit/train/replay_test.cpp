@@ -20,28 +20,28 @@ using namespace workers_oracle;
 TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of asynchronous steps",
           "[train]") {
   Sweep sweep(1);
-  auto const replay = [&](auto const& model, int workers, int turn, int threads) {
+  auto const replay = [&](auto const& model, int workers, int rotation, int threads) {
     if (!sweep.takes()) return;
-    CAPTURE(turn, threads);
+    CAPTURE(rotation, threads);
     sg::collective::ParameterServer const server({.workers = workers, .shards = 2, .log = true});
     replay_drifting(
         model.pushes, workers, all_of(workers), [&] { return logs_of(server); },
-        [&](int n) { return stepping(model, server, n, adam, cuts_of(n, turn), threads); });
+        [&](int n) { return stepping(model, server, n, adam, cuts_of(n, rotation), threads); });
   };
   using sg::staleness::Pushes;
-  sweep_steps([&](int workers, int turn, int threads) {
+  sweep_steps([&](int workers, int rotation, int threads) {
     for (auto const pushes : {Pushes::gradients, Pushes::changes}) {
-      replay(sg::staleness::Asynchronous{pushes}, workers, turn, threads);
+      replay(sg::staleness::Asynchronous{pushes}, workers, rotation, threads);
       for (int const bound : {0, 1, 3})
-        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, turn, threads);
+        replay(sg::staleness::StaleSynchronous{bound, pushes}, workers, rotation, threads);
     }
-    replay(sg::staleness::RoundRobinSynchronous{}, workers, turn, threads);
+    replay(sg::staleness::RoundRobinSynchronous{}, workers, rotation, threads);
   });
 }
 
 TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of waves on arrival",
           "[train]") {
-  sweep_waves(Sweep(15), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(15), [](Waves const& waves, int rotation, int threads, int minibatches,
                             auto const& optimizer) {
     sg::collective::ParameterServer const server(
         {.workers = waves.workers, .shards = 2, .log = true});
@@ -49,8 +49,8 @@ TEST_CASE("train/ParameterServer: carried out again, its log gives the bits of w
         waves, all_of(waves.workers), minibatches, optimizer, [&] { return logs_of(server); },
         all_here,
         [&](int n, auto& seen) {
-          return make_noting(waves, server.worker(n), cuts_of(n, turn), sg::host::Threads{threads},
-                             optimizer, seen);
+          return make_noting(waves, server.worker(n), cuts_of(n, rotation),
+                             sg::host::Threads{threads}, optimizer, seen);
         });
   });
 }

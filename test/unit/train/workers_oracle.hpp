@@ -211,16 +211,16 @@ auto make(Model const& waves, Server const& server, int worker, std::vector<int>
 }
 
 /// Cuts into 2, 2, 4 and 1 stages, of which each worker takes other ones than those beside it.
-/// @param turn  0 to 3: which of them the first worker takes
-inline std::vector<int> const& cuts_of(std::size_t worker, int turn = 0) {
+/// @param rotation  0 to 3: which of them the first worker takes
+inline std::vector<int> const& cuts_of(std::size_t worker, int rotation = 0) {
   static std::vector<std::vector<int>> const all{{2}, {1}, {1, 2, 3}, {}};
-  return all[(worker + static_cast<std::size_t>(turn)) % all.size()];
+  return all[(worker + static_cast<std::size_t>(rotation)) % all.size()];
 }
-inline std::vector<int> const& cuts_of(int worker, int turn = 0) {
-  return cuts_of(static_cast<std::size_t>(worker), turn);
+inline std::vector<int> const& cuts_of(int worker, int rotation = 0) {
+  return cuts_of(static_cast<std::size_t>(worker), rotation);
 }
-inline std::vector<std::vector<int>> cuts_from(int turn) {
-  return {cuts_of(0, turn), cuts_of(1, turn), cuts_of(2, turn), cuts_of(3, turn)};
+inline std::vector<std::vector<int>> cuts_from(int rotation) {
+  return {cuts_of(0, rotation), cuts_of(1, rotation), cuts_of(2, rotation), cuts_of(3, rotation)};
 }
 inline std::vector<int> all_of(int workers) {
   std::vector<int> all(static_cast<std::size_t>(workers));
@@ -320,34 +320,34 @@ inline sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9, .weight_decay
 
 /// Every number of workers, of minibatches in flight, of waves ahead, of stages for each worker, and
 /// of threads, without delays and with them.
-/// @param check  (waves, turn, threads, minibatches, optimizer), `turn` as of cuts_of
+/// @param check  (waves, rotation, threads, minibatches, optimizer), `rotation` as of cuts_of
 template <class Check> void sweep_waves(Sweep sweep, Check check) {
   for (int const workers : {1, 2, 3, 4})
     for (int const in_flight : {1, 2, 4, 5})
       for (int const distance : {0, 1, 2, 8})
-        for (int const turn : {0, 1, 2, 3})
+        for (int const rotation : {0, 1, 2, 3})
           for (int const threads : {1, 2, 4})
             for (int const minibatches : {1, 11, 33})
               for (bool const late : {false, true}) {
                 if (!sweep.takes()) continue;
-                CAPTURE(distance, turn, late);
+                CAPTURE(distance, rotation, late);
                 Waves const waves{workers, in_flight, distance};
-                late ? check(waves, turn, threads, minibatches, SlowSgd{sgd})
-                     : check(waves, turn, threads, minibatches, adam);
+                late ? check(waves, rotation, threads, minibatches, SlowSgd{sgd})
+                     : check(waves, rotation, threads, minibatches, adam);
               }
 }
 /// The same of steps that push changes.
-/// @param check  (stale, turn, threads, optimizer)
+/// @param check  (stale, rotation, threads, optimizer)
 template <class Check> void sweep_stale(Sweep sweep, Check check) {
   for (int const workers : {1, 2, 3, 4})
     for (int const bound : {0, 1, 3})
-      for (int const turn : {0, 1, 2, 3})
+      for (int const rotation : {0, 1, 2, 3})
         for (int const threads : {1, 2, 4})
           for (bool const late : {false, true}) {
             if (!sweep.takes()) continue;
-            CAPTURE(workers, bound, turn, threads, late);
-            late ? check(Stale{workers, bound}, turn, threads, SlowSgd{sgd})
-                 : check(Stale{workers, bound}, turn, threads, adam);
+            CAPTURE(workers, bound, rotation, threads, late);
+            late ? check(Stale{workers, bound}, rotation, threads, SlowSgd{sgd})
+                 : check(Stale{workers, bound}, rotation, threads, adam);
           }
 }
 
@@ -373,12 +373,12 @@ auto stepping(Model const& model, Server const& server, int worker, Optimizer co
 
 /// As compare_changes, with all workers in this process and cuts that differ from worker to worker.
 template <class Model, class Server, class Optimizer>
-void compare_changes_on_threads(Model const& stale, Server const& server, int turn, int threads,
+void compare_changes_on_threads(Model const& stale, Server const& server, int rotation, int threads,
                                 Optimizer const& optimizer, double clip = 0) {
   compare_changes(
       stale, all_of(stale.workers), optimizer,
       [&](int n) {
-        return stepping(stale.model(), server, n, optimizer, cuts_of(n, turn), threads, clip);
+        return stepping(stale.model(), server, n, optimizer, cuts_of(n, rotation), threads, clip);
       },
       clip);
 }
@@ -503,18 +503,18 @@ template <class First, class Second> void compare_late_steps(First const& one, S
 }
 
 /// Takes steps in step, and compares with the oracle after each.
-/// @param turn  as of cuts_of
+/// @param rotation  as of cuts_of
 /// @param clip  norm to which each worker clips its gradients; 0: none does
 /// @return      how many gradients of workers were clipped
 template <class Server, class Optimizer>
-int compare_steps(int workers, Server const& server, Optimizer const& optimizer, int turn = 0,
+int compare_steps(int workers, Server const& server, Optimizer const& optimizer, int rotation = 0,
                   int threads = 2, double clip = 0) {
-  CAPTURE(workers, turn, threads, clip);
+  CAPTURE(workers, rotation, threads, clip);
   using Trainer = decltype(stepping(sg::staleness::Synchronous{}, server, 0, optimizer));
   std::vector<Trainer> trainers;
   for (int n = 0; n < workers; ++n)
     trainers.push_back(stepping(sg::staleness::Synchronous{}, server, n, optimizer,
-                                cuts_of(n, turn), threads, clip));
+                                cuts_of(n, rotation), threads, clip));
   int clipped = 0;
   OracleServer<Optimizer> oracle{optimizer};
   for (int step = 0; step < 5; ++step) {
@@ -537,11 +537,11 @@ int compare_steps(int workers, Server const& server, Optimizer const& optimizer,
   }
   return clipped;
 }
-/// @param check  (workers, turn, threads)
+/// @param check  (workers, rotation, threads)
 template <class Check> void sweep_steps(Check check) {
   for (int const workers : {1, 2, 3, 4})
-    for (int const turn : {0, 1, 2, 3})
-      for (int const threads : {1, 2, 4}) check(workers, turn, threads);
+    for (int const rotation : {0, 1, 2, 3})
+      for (int const threads : {1, 2, 4}) check(workers, rotation, threads);
 }
 
 }  // namespace workers_oracle

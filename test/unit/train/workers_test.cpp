@@ -55,19 +55,19 @@ TEST_CASE(
     "train/WaveSynchronous: workers have the bits of a sequential loop for any cuts, depth and "
     "distance",
     "[train]") {
-  sweep_waves(Sweep(7), [](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(7), [](Waves const& waves, int rotation, int threads, int minibatches,
                            auto const& optimizer) {
-    compare_in_process(waves, cuts_from(turn), threads, minibatches, optimizer);
+    compare_in_process(waves, cuts_from(rotation), threads, minibatches, optimizer);
   });
 }
 
 namespace {
 
 /// With workers whose costs differ, all of which wait for each other over one link.
-sg::schedule::Fifo gated(Waves const& waves, int turn, int worker) {
+sg::schedule::Fifo gated(Waves const& waves, int rotation, int worker) {
   std::vector<sg::schedule::WaveWorker> all;
   for (int n = 0; n < waves.workers; ++n) {
-    sg::schedule::WaveWorker each{.cuts = cuts_of(n, turn)};
+    sg::schedule::WaveWorker each{.cuts = cuts_of(n, rotation)};
     for (std::size_t s = 0; s <= each.cuts.size(); ++s)
       each.costs.stages.push_back({.forward_s = 1.1 + 0.7 * n,
                                    .backward_input_s = 2.03 + 0.9 * static_cast<double>(s),
@@ -91,26 +91,26 @@ sg::schedule::Fifo gated(Waves const& waves, int turn, int worker) {
 TEST_CASE("train/WaveSynchronous: the order of a stage's work changes no bit", "[train]") {
   int reordered = 0;
   int alternating = 0;
-  auto const compare_by = [](Waves const& waves, int turn, int threads, int minibatches,
+  auto const compare_by = [](Waves const& waves, int rotation, int threads, int minibatches,
                              auto const& optimizer, auto schedule_of) {
     sg::collective::ParameterServer const server({.workers = waves.workers, .shards = 2});
     compare_streams(waves, all_of(waves.workers), minibatches, optimizer, [&](int n) {
-      return make_by(schedule_of(n), sg::host::Threads{threads}, waves, server, n, cuts_of(n, turn),
-                     optimizer);
+      return make_by(schedule_of(n), sg::host::Threads{threads}, waves, server, n,
+                     cuts_of(n, rotation), optimizer);
     });
   };
-  sweep_waves(Sweep(17), [&](Waves const& waves, int turn, int threads, int minibatches,
+  sweep_waves(Sweep(17), [&](Waves const& waves, int rotation, int threads, int minibatches,
                              auto const& optimizer) {
-    compare_by(waves, turn, threads, minibatches, optimizer,
-               [&](int n) { return gated(waves, turn, n); });
-    sg::Shape const shape{.ranks = static_cast<int>(cuts_of(0, turn).size()) + 1,
+    compare_by(waves, rotation, threads, minibatches, optimizer,
+               [&](int n) { return gated(waves, rotation, n); });
+    sg::Shape const shape{.ranks = static_cast<int>(cuts_of(0, rotation).size()) + 1,
                           .microbatches = minibatches};
-    if (gated(waves, turn, 0).table(shape).actions !=
+    if (gated(waves, rotation, 0).table(shape).actions !=
         sg::schedule::Fifo{.in_flight = waves.in_flight}.table(shape).actions)
       ++reordered;
     for (int n = 0; n < waves.workers; ++n)  // it has as many in flight as there are stages
-      if (static_cast<int>(cuts_of(n, turn).size()) + 1 > waves.in_flight) return;
-    compare_by(waves, turn, threads, minibatches, optimizer,
+      if (static_cast<int>(cuts_of(n, rotation).size()) + 1 > waves.in_flight) return;
+    compare_by(waves, rotation, threads, minibatches, optimizer,
                [](int) { return sg::schedule::OneFOneB{}; });
     ++alternating;
   });
@@ -120,9 +120,9 @@ TEST_CASE("train/WaveSynchronous: the order of a stage's work changes no bit", "
 
 TEST_CASE("train/StaleSynchronous: steps that push changes have the bits of a sequential loop",
           "[train]") {
-  sweep_stale(Sweep(1), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+  sweep_stale(Sweep(1), [](Stale const& stale, int rotation, int threads, auto const& optimizer) {
     sg::collective::ParameterServer const server({.workers = stale.workers, .shards = 2});
-    compare_changes_on_threads(stale, server, turn, threads, optimizer);
+    compare_changes_on_threads(stale, server, rotation, threads, optimizer);
   });
 }
 
@@ -130,11 +130,11 @@ TEST_CASE("train/StaleSynchronous: changes are made of gradients that the worker
           "[train]") {
   for (int const workers : {1, 2})
     for (int const bound : {0, 2})
-      for (int const turn : {0, 1, 2, 3})
+      for (int const rotation : {0, 1, 2, 3})
         for (double const clip : {0.05, 0.6}) {  // of all steps, and of some
-          CAPTURE(workers, bound, turn, clip);
+          CAPTURE(workers, bound, rotation, clip);
           sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-          compare_changes_on_threads(Stale{workers, bound}, server, turn, 2, sgd, clip);
+          compare_changes_on_threads(Stale{workers, bound}, server, rotation, 2, sgd, clip);
         }
 }
 
@@ -214,20 +214,20 @@ TEST_CASE("train/ParameterServer: refuses workers that differ", "[train]") {
 TEST_CASE(
     "train/ParameterServer: with Synchronous, steps of workers have the bits of one server loop",
     "[train]") {
-  sweep_steps([](int workers, int turn, int threads) {
+  sweep_steps([](int workers, int rotation, int threads) {
     sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-    compare_steps(workers, server, adam, turn, threads);
+    compare_steps(workers, server, adam, rotation, threads);
   });
 }
 
 TEST_CASE(
     "train/ParameterServer: with Synchronous, each worker clips its gradients by their own norm",
     "[train]") {
-  sweep_steps([](int workers, int turn, int threads) {
+  sweep_steps([](int workers, int rotation, int threads) {
     for (double const clip : {0.05, 0.6}) {
       sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-      int const clipped = compare_steps(workers, server, sgd, turn, threads, clip);
-      CAPTURE(workers, turn, threads, clip);
+      int const clipped = compare_steps(workers, server, sgd, rotation, threads, clip);
+      CAPTURE(workers, rotation, threads, clip);
       CHECK((clip == 0.05 ? clipped == 5 * workers : clipped > 0 && clipped < 5 * workers));
     }
   });

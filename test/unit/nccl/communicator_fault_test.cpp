@@ -14,7 +14,7 @@
 
 #include "nccl/ranks.hpp"
 
-namespace fault_test {
+namespace communicator_fault_test {
 
 using namespace nccl_ranks;
 using sg::nccl::Reduction;
@@ -273,4 +273,4 @@ TEST_CASE("nccl/fault: a call that fails at once leaves an error, not a hang", "
             "3 elements cannot be cut into 2 equal"));
 }
 
-}  // namespace fault_test
+}  // namespace communicator_fault_test

@@ -25,7 +25,7 @@
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "overlapped_oracle.hpp"
+#include "train/overlapped_oracle.hpp"
 
 namespace overlapped_test {
 
@@ -52,19 +52,19 @@ auto worker(Model const& model, sg::collective::ParameterServer const& server, i
                                                              optimizer, std::move(device), options);
 }
 
-/// @param turn  of the cuts
+/// @param rotation  of the cuts
 /// @param clip  norm to which each worker clips its gradients; 0: none does
 /// @return as of compare_late
 template <class Of = Layer, class Model, class Optimizer, class DeviceOf>
 int compare(Model const& model, Rules const& rules, Optimizer const& optimizer, int workers,
-            int shards, DeviceOf device_of, int turn = 0, int look_every = 1, int steps = 7,
+            int shards, DeviceOf device_of, int rotation = 0, int look_every = 1, int steps = 7,
             double clip = 0) {
-  CAPTURE(shards, turn);
+  CAPTURE(shards, rotation);
   sg::collective::ParameterServer const server({.workers = workers, .shards = shards});
   return compare_late(
       rules, optimizer, workers, workers_oracle::all_of(workers),
       [&](int n) {
-        return worker<Of>(model, server, n, workers_oracle::cuts_of(n, turn), optimizer,
+        return worker<Of>(model, server, n, workers_oracle::cuts_of(n, rotation), optimizer,
                           device_of(n), clip);
       },
       look_every, steps, clip);
@@ -72,7 +72,8 @@ int compare(Model const& model, Rules const& rules, Optimizer const& optimizer, 
 
 }  // namespace
 
-TEST_CASE("train/OverlappedSynchronous: workers have the bits of a sequential loop", "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: workers have the bits of a sequential loop",
+          "[staleness]") {
   using Model =
       sg::staleness::OverlappedSynchronous<osp::FixedImportance, osp::FirstFit, osp::ShareLate>;
   Model const model{.importance = {{3, 1, 2, 4}}, .budget = {0.5}};
@@ -80,11 +81,11 @@ TEST_CASE("train/OverlappedSynchronous: workers have the bits of a sequential lo
   rules.score = [](std::size_t l, int, Numbers const&, Numbers const&) {
     return std::vector<double>{3, 1, 2, 4}[l];
   };
-  workers_oracle::sweep_steps([&](int workers, int turn, int threads) {
+  workers_oracle::sweep_steps([&](int workers, int rotation, int threads) {
     for (int const look_every : {7, 2, 1})
       compare(
           model, rules, sgd, workers, 1 + workers % 3,
-          [&](int) { return sg::host::Threads{threads}; }, turn, look_every);
+          [&](int) { return sg::host::Threads{threads}; }, rotation, look_every);
   });
 }
 
@@ -117,14 +118,15 @@ int compare_everywhere(Model const& model, Rules const& rules, Optimizer const& 
       {.rate = 100, .latency_s = 0.5},
       {.rate = 20, .loss = 0.5, .sharing = sg::sim::Sharing::fifo, .duplex = sg::sim::Duplex::half},
       {.latency_s = 7, .sharing = sg::sim::Sharing::one_at_a_time}};
-  int turn = 0;
+  int rotation = 0;
   for (auto const& link : links) {
     CAPTURE(link.rate, link.latency_s);
     for (int const look_every : {7, 3}) {
       sg::sim::Clock const clock(link);
       split_steps += compare<Of>(
           model, rules, optimizer, workers, 2,
-          [&](int n) { return on(clock, n, look_every == 7 ? 0.5 : 0); }, turn++ % 4, look_every);
+          [&](int n) { return on(clock, n, look_every == 7 ? 0.5 : 0); }, rotation++ % 4,
+          look_every);
     }
   }
   return split_steps;
@@ -133,8 +135,8 @@ int compare_everywhere(Model const& model, Rules const& rules, Optimizer const& 
 }  // namespace
 
 TEST_CASE(
-    "train/OverlappedSynchronous: any importance, budget and prediction has the oracle's bits",
-    "[train]") {
+    "staleness/OverlappedSynchronous: any importance, budget and prediction has the oracle's bits",
+    "[staleness]") {
   for (int const workers : {1, 2, 3, 4}) {
     compare_everywhere(Osp<Products, osp::ShareLate>{.budget = {0.8}}, products(0.8), adam,
                        workers);
@@ -172,9 +174,10 @@ struct Laden : Layer {
 }  // namespace
 
 TEMPLATE_TEST_CASE(
-    "train/OverlappedSynchronous: layers of unequal sizes, by any normalisation, have the oracle's "
+    "staleness/OverlappedSynchronous: layers of unequal sizes, by any normalisation, have the "
+    "oracle's "
     "bits",
-    "[train]", osp::FirstFit, osp::StopAtMisfit) {
+    "[staleness]", osp::FirstFit, osp::StopAtMisfit) {
   using osp::Normalisation;
   for (auto const by : {Normalisation::sum, Normalisation::per_element, Normalisation::per_byte})
     for (double const share : {0.2, 0.3, 0.75}) {
@@ -202,7 +205,8 @@ TEMPLATE_TEST_CASE(
     }
 }
 
-TEST_CASE("train/OverlappedSynchronous: layers that are split have the oracle's bits", "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: layers that are split have the oracle's bits",
+          "[staleness]") {
   for (int const workers : {1, 2, 3}) {
     for (double const share : {0.1, 0.6, 0.8}) {
       Rules rules = products(share);
@@ -232,25 +236,26 @@ TEST_CASE("train/OverlappedSynchronous: layers that are split have the oracle's 
 }
 
 TEST_CASE(
-    "train/OverlappedSynchronous: pushes, and predictions, are of gradients that the worker has "
+    "staleness/OverlappedSynchronous: pushes, and predictions, are of gradients that the worker "
+    "has "
     "clipped",
-    "[train]") {
+    "[staleness]") {
   for (int const workers : {1, 2})
-    for (int const turn : {0, 1, 2, 3})
+    for (int const rotation : {0, 1, 2, 3})
       for (double const clip : {0.05, 0.6}) {
         Rules rules = products(0.6);
         rules.misfit = Rules::splits;
         int const clipped = compare(
             Osp<Products, osp::ShareLate, osp::LocalGradient, osp::SplitLayer>{.budget = {0.6}},
-            rules, sgd, workers, 2, [](int n) { return sg::host::Threads{1 + n % 2}; }, turn, 7, 7,
-            clip);
+            rules, sgd, workers, 2, [](int n) { return sg::host::Threads{1 + n % 2}; }, rotation, 7,
+            7, clip);
         CAPTURE(clipped);
         CHECK((clip == 0.05 ? clipped == 7 * workers : clipped > 0 && clipped < 7 * workers));
       }
 }
 
-TEST_CASE("train/OverlappedSynchronous: the running loss of all workers tunes the budget",
-          "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: the running loss of all workers tunes the budget",
+          "[staleness]") {
   Rules rules = products(0);
   double mean = 0, first = 0;
   rules.budget = [&](int step, double loss) {
@@ -295,8 +300,8 @@ sg::optimizer::Sgd const plain{.rate = 0.05};
 
 }  // namespace
 
-TEST_CASE("train/OverlappedSynchronous: O D1: where nothing is late, it is bulk synchronous",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O D1: where nothing is late, it is bulk synchronous",
+          "[staleness][papers]") {
   for (int const workers : {1, 3}) {
     auto const expected = trained(synchronous, adam, workers);
     CHECK(trained(Osp<Products, osp::NothingLate>{}, adam, workers) == expected);
@@ -328,7 +333,8 @@ std::vector<Numbers> trained_alone() {
 
 }  // namespace
 
-TEST_CASE("train/OverlappedSynchronous: one worker's own gradient is that of all", "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: one worker's own gradient is that of all",
+          "[staleness]") {
   auto const expected = trained_alone();
   CHECK(trained(synchronous, plain, 1) == expected);
   CHECK(trained(Osp<Products, osp::ShareLate>{.budget = {0.5}}, plain, 1) == expected);
@@ -344,17 +350,17 @@ TEST_CASE("train/OverlappedSynchronous: one worker's own gradient is that of all
 }
 
 TEST_CASE(
-    "train/OverlappedSynchronous: corrected at once, before anything computes, it is bulk "
+    "staleness/OverlappedSynchronous: corrected at once, before anything computes, it is bulk "
     "synchronous",
-    "[train]") {
+    "[staleness]") {
   // Steps are taken together, so late values are there when the next step begins.
   for (auto const share : {0.3, 0.8})
     CHECK(trained(Osp<Products, osp::ShareLate>{.budget = {share}, .immediate = true}, sgd, 3) ==
           trained(synchronous, sgd, 3));
 }
 
-TEST_CASE("train/OverlappedSynchronous: a mean without weight predicts the local gradient",
-          "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: a mean without weight predicts the local gradient",
+          "[staleness]") {
   CHECK(trained(Osp<Products, osp::AllLate, osp::MeanGradient>{.prediction = {.alpha = 0}}, sgd,
                 3) == trained(Osp<Products, osp::AllLate>{}, sgd, 3));
 }
@@ -442,7 +448,8 @@ template <class Model> std::vector<double> trained_wide(Model const& model, int 
 
 }  // namespace
 
-TEST_CASE("train/OverlappedSynchronous: workers with equal data are bulk synchronous", "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: workers with equal data are bulk synchronous",
+          "[staleness]") {
   for (int const workers : {2, 3, 4}) {
     CAPTURE(workers);
     auto const expected = trained_wide(synchronous, workers);
@@ -463,7 +470,7 @@ TEST_CASE("train/OverlappedSynchronous: workers with equal data are bulk synchro
   }
 }
 
-TEST_CASE("train/OverlappedSynchronous: a budget admits what fits", "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: a budget admits what fits", "[staleness]") {
   struct Layer {
     std::uint64_t bytes;
     bool late = false;
@@ -497,7 +504,8 @@ TEST_CASE("train/OverlappedSynchronous: a budget admits what fits", "[train]") {
   }
 }
 
-TEST_CASE("train/LossTuned: equation 5, by epoch, and never more than the bound", "[train]") {
+TEST_CASE("staleness/LossTuned: equation 5, by epoch, and never more than the bound",
+          "[staleness]") {
   struct Ended {
     std::int64_t step;
     double loss;
@@ -523,7 +531,8 @@ TEST_CASE("train/LossTuned: equation 5, by epoch, and never more than the bound"
   CHECK(capped.bytes(Ended{3, 0, 50, 4}) == 0.8 * 50);
 }
 
-TEST_CASE("train/LossTuned: nothing is late by a first loss that measures nothing", "[train]") {
+TEST_CASE("staleness/LossTuned: nothing is late by a first loss that measures nothing",
+          "[staleness]") {
   double const infinite = std::numeric_limits<double>::infinity();
   auto const budgets = [](osp::Tuning tuning, std::vector<double> const& losses) {
     osp::LossTuned tuned{
@@ -574,7 +583,7 @@ struct Nothing {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("train/OverlappedSynchronous: each gradient is added once", "[train]",
+TEMPLATE_TEST_CASE("staleness/OverlappedSynchronous: each gradient is added once", "[staleness]",
                    osp::FirstFit, osp::SplitLayer) {
   constexpr int workers = 3;
   sg::collective::ParameterServer const server({.workers = workers, .weights = {1, 1, 1}});
@@ -638,8 +647,8 @@ struct Trained {
 
 }  // namespace
 
-TEST_CASE("train/OverlappedSynchronous: evaluation sees the weights that all workers have",
-          "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: evaluation sees the weights that all workers have",
+          "[staleness]") {
   Trained trained(4);
   auto const batch = data(2, 77);
   double loss = 0;
@@ -648,8 +657,9 @@ TEST_CASE("train/OverlappedSynchronous: evaluation sees the weights that all wor
   for (auto& trainer : trained.trainers) CHECK(weights(trainer) == trained.oracle.p);
 }
 
-TEST_CASE("train/OverlappedSynchronous: to look at weights keeps what the last step has recorded",
-          "[train]") {
+TEST_CASE(
+    "staleness/OverlappedSynchronous: to look at weights keeps what the last step has recorded",
+    "[staleness]") {
   sg::sim::Clock const clock({.rate = 1000});
   sg::collective::ParameterServer const server({.workers = 2});
   std::vector<decltype(worker(half_late, server, 0, {2}, sgd, on(clock, 0, 0)))> trainers;
@@ -669,17 +679,19 @@ TEST_CASE("train/OverlappedSynchronous: to look at weights keeps what the last s
   CHECK(forwards() == 4);
 }
 
-TEST_CASE("train/OverlappedSynchronous: workers go when something is late, and others see it all",
-          "[train]") {
+TEST_CASE(
+    "staleness/OverlappedSynchronous: workers go when something is late, and others see it all",
+    "[staleness]") {
   Trained trained(3);
   trained.trainers.pop_back();
   CHECK(weights(trained.trainers[0]) == trained.oracle.p);
 }
 
 TEST_CASE(
-    "train/OverlappedSynchronous: a worker that fails ends the step of the others, and all begin "
+    "staleness/OverlappedSynchronous: a worker that fails ends the step of the others, and all "
+    "begin "
     "again with nothing late",
-    "[train]") {
+    "[staleness]") {
   sg::collective::ParameterServer const server({.workers = 2});
   auto const make = [&](int n, int fail_at) {
     std::vector<Layer> stack;
@@ -698,7 +710,8 @@ TEST_CASE(
   REQUIRE(weights(trainers[0]) == weights(trainers[1]));
 }
 
-TEST_CASE("train/OverlappedSynchronous: a gradient that is not finite is not pushed", "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: a gradient that is not finite is not pushed",
+          "[staleness]") {
   sg::collective::ParameterServer const server({.workers = 1});
   auto train = worker(half_late, server, 0, {2}, sgd, sg::host::Threads{1});
   auto batch = data(2);
@@ -711,7 +724,7 @@ TEST_CASE("train/OverlappedSynchronous: a gradient that is not finite is not pus
   CHECK(weights(train) == before);
 }
 
-TEST_CASE("train/OverlappedSynchronous: a prediction's memory is counted", "[train]") {
+TEST_CASE("staleness/OverlappedSynchronous: a prediction's memory is counted", "[staleness]") {
   auto const bytes = [](auto const& model) {
     sg::collective::ParameterServer const server({.workers = 1});
     return worker(model, server, 0, {2}, sgd, sg::host::Threads{1}).memory().parameters;
@@ -724,8 +737,9 @@ TEST_CASE("train/OverlappedSynchronous: a prediction's memory is counted", "[tra
   CHECK(bytes(Osp<Products, osp::AllLate, osp::MeanGradient>{}) == none + 2 * model_bytes);
 }
 
-TEST_CASE("train/OverlappedSynchronous: refuses numbers that cannot be, and workers that differ",
-          "[train]") {
+TEST_CASE(
+    "staleness/OverlappedSynchronous: refuses numbers that cannot be, and workers that differ",
+    "[staleness]") {
   auto const refused = [](auto const& model, char const* words) {
     sg::collective::ParameterServer const server({.workers = 1});
     CHECK_THROWS_WITH(worker(model, server, 0, {2}, sgd, sg::host::Threads{1}),

@@ -3,9 +3,9 @@
 // whom it has met. On the stand-in for CUDA and NCCL, whose GPUs it takes from
 // CUDA_VISIBLE_DEVICES, as CUDA would.
 //
-//     meet             by the launcher's variables; STAGGER_FILE: through this file; compiled with
-//                      OVER_MPI: over MPI
-//     meet free-port   names a port that is free
+//     rendezvous             by the launcher's variables; STAGGER_FILE: through this file; compiled
+//                            with OVER_MPI: over MPI
+//     rendezvous free-port   names a port that is free
 #include <unistd.h>
 #include <algorithm>
 #include <cstddef>

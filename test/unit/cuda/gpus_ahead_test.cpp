@@ -16,7 +16,7 @@
 
 #include "cuda/gpus_cases.hpp"
 
-namespace ahead_test {
+namespace gpus_ahead_test {
 
 using namespace gpus_model;
 
@@ -385,4 +385,4 @@ TEST_CASE("cuda/ahead: on host threads an enqueued step is done, and no steps ah
   CHECK_THROWS_AS(three_stages({0}), sg::Error);
 }
 
-}  // namespace ahead_test
+}  // namespace gpus_ahead_test

@@ -12,7 +12,7 @@
 #include "cuda/gpus_cases.hpp"
 #include "processes.hpp"
 
-namespace ahead_test {
+namespace gpus_ahead_test {
 
 using namespace gpus_model;
 using namespace processes;
@@ -115,4 +115,4 @@ TEST_CASE("nccl/Gpus: an error of NCCL in flight is told by the ticket, also of 
   CHECK(told > 0);
 }
 
-}  // namespace ahead_test
+}  // namespace gpus_ahead_test

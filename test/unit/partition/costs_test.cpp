@@ -14,7 +14,7 @@
 #include "catch.hpp"
 #include "partition/random_model.hpp"
 
-namespace in_flight_test {
+namespace costs_test {
 
 namespace partition = stagger::partition;
 using namespace partitions;
@@ -74,4 +74,4 @@ TEST_CASE("partition/InFlight: no stage holds more than the safe rule says, and 
   CHECK(fewer > 0);
 }
 
-}  // namespace in_flight_test
+}  // namespace costs_test

@@ -25,7 +25,7 @@
 // What S. Shi, X. Chu, B. Li, "MG-WFBP", INFOCOM 2019, claims, and what comes out here. The
 // outcomes stand in docs/papers.md.
 
-namespace mg_wfbp_test {
+namespace mg_wfbp_claims_test {
 
 using namespace stagger;
 using namespace stagger::collective;
@@ -235,4 +235,4 @@ TEST_CASE(
 #endif
 }
 
-}  // namespace mg_wfbp_test
+}  // namespace mg_wfbp_claims_test

@@ -13,7 +13,7 @@
 #include "cuda/replica_cases.hpp"
 #include "processes.hpp"
 
-namespace replicas_test {
+namespace gpus_replicas_test {
 
 using namespace replica_cases;
 using namespace processes;
@@ -209,4 +209,4 @@ TEST_CASE("nccl/Gpus: processes that group gradients otherwise are refused befor
   }
 }
 
-}  // namespace replicas_test
+}  // namespace gpus_replicas_test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "overlapped_failures.hpp"
+#include "train/overlapped_failures.hpp"
 
 #include "catch.hpp"
 
@@ -64,9 +64,9 @@ template <class Check> void sweep_budgets(Check check) {
 }  // namespace
 
 TEST_CASE(
-    "train/OnFailure: a worker with late layers is killed at any point and comes back, and the "
+    "staleness/OnFailure: a worker with late layers is killed at any point and comes back, and the "
     "bits are those of a sequential loop",
-    "[train]") {
+    "[staleness]") {
   Sweep sweep(2);
   int waited = 0;
   int all = 0;
@@ -176,8 +176,9 @@ std::vector<int> const calls{0, 2, 4, 5, 7, 8, 10, 12, 13, 15, 16};  // of the 1
 
 }  // namespace
 
-TEST_CASE("train/OnFailure: two of three workers with late layers fail in one step, and come back",
-          "[train]") {
+TEST_CASE(
+    "staleness/OnFailure: two of three workers with late layers fail in one step, and come back",
+    "[staleness]") {
   for (int const first : calls)
     for (int const second : calls) {
       CAPTURE(first, second);
@@ -203,7 +204,8 @@ TEST_CASE("train/OnFailure: two of three workers with late layers fail in one st
     }
 }
 
-TEST_CASE("train/OnFailure: workers with late layers that have all failed begin anew", "[train]") {
+TEST_CASE("staleness/OnFailure: workers with late layers that have all failed begin anew",
+          "[staleness]") {
   for (int const count : {1, 2})
     for (int const at : calls) {
       CAPTURE(count, at);
@@ -241,7 +243,7 @@ struct Told {
 
 }  // namespace
 
-TEST_CASE("train/OnFailure: a budget of late layers outlasts a failed step", "[train]") {
+TEST_CASE("staleness/OnFailure: a budget of late layers outlasts a failed step", "[staleness]") {
   for (auto const failure : {OnFailure::fail_fast, OnFailure::go_on}) {
     CAPTURE(failure == OnFailure::go_on);
     std::vector<std::int64_t> steps;
@@ -258,8 +260,8 @@ TEST_CASE("train/OnFailure: a budget of late layers outlasts a failed step", "[t
   }
 }
 
-TEST_CASE("train/OnFailure: a worker with late layers waits to come back for as long as it may",
-          "[train]") {
+TEST_CASE("staleness/OnFailure: a worker with late layers waits to come back for as long as it may",
+          "[staleness]") {
   Team team(2, 0.3);
   team.take({0, 1});
   team.kill(1, 5);
@@ -300,8 +302,9 @@ TEST_CASE("train/OnFailure: a worker with late layers waits to come back for as 
   team.compare({1});
 }
 
-TEST_CASE("train/OnFailure: a worker in virtual time comes back where nothing late is under way",
-          "[train]") {
+TEST_CASE(
+    "staleness/OnFailure: a worker in virtual time comes back where nothing late is under way",
+    "[staleness]") {
   for (bool const instant : {true, false}) {
     sg::sim::Clock const clock = instant ? sg::sim::Clock{} : sg::sim::Clock({.latency_s = 1});
     ParameterServer const server({.workers = 2, .on_failure = OnFailure::go_on});
@@ -347,8 +350,8 @@ TEST_CASE("train/OnFailure: a worker in virtual time comes back where nothing la
   }
 }
 
-TEST_CASE("train/OnFailure: a durable server does not go on without a worker with late layers",
-          "[train]") {
+TEST_CASE("staleness/OnFailure: a durable server does not go on without a worker with late layers",
+          "[staleness]") {
   TemporaryFolder const folder;
   ParameterServer const server(
       {.workers = 2, .on_failure = OnFailure::go_on, .durable = folder.path()});

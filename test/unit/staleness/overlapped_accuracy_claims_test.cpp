@@ -89,8 +89,9 @@ learning::Look const& reaching(std::vector<learning::Look> const& looks, double 
 }  // namespace
 
 TEST_CASE(
-    "train/OverlappedSynchronous: O A1, A2: as accurate as in step, in about as many iterations",
-    "[train][papers]") {
+    "staleness/OverlappedSynchronous: O A1, A2: as accurate as in step, in about as many "
+    "iterations",
+    "[staleness][papers]") {
   learning::Settings s = settings(0.6);
   s.r = 1;
   s.looks = 4;
@@ -106,8 +107,9 @@ TEST_CASE(
   CHECK(steps <= 1.15 * steps_in_step);
 }
 
-TEST_CASE("train/OverlappedSynchronous: O A3, A4: without order it is less accurate, in turn not",
-          "[train][papers]") {
+TEST_CASE(
+    "staleness/OverlappedSynchronous: O A3, A4: without order it is less accurate, in turn not",
+    "[staleness][papers]") {
   learning::Settings s = settings(0.3);
   double const in_step = accuracy(synchronous, s);
   s.r = 1;
@@ -119,8 +121,9 @@ TEST_CASE("train/OverlappedSynchronous: O A3, A4: without order it is less accur
   CHECK(accuracy(sg::staleness::Asynchronous{}, s) < in_step - 2);
 }
 
-TEST_CASE("train/OverlappedSynchronous: O A5: it is as accurate as in step after the least time",
-          "[train][papers]") {
+TEST_CASE(
+    "staleness/OverlappedSynchronous: O A5: it is as accurate as in step after the least time",
+    "[staleness][papers]") {
   int const count = at_least(1);
   for (double const r : {0.5, 1.0, 2.0}) {
     CAPTURE(r);
@@ -148,8 +151,8 @@ TEST_CASE("train/OverlappedSynchronous: O A5: it is as accurate as in step after
   }
 }
 
-TEST_CASE("train/OverlappedSynchronous: O A6: steps that are large need a prediction",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O A6: steps that are large need a prediction",
+          "[staleness][papers]") {
   for (double const rate : {1.5, 1.75}) {
     double const predicted = accuracy(AllLate{}, settings(rate));
     double const not_predicted = accuracy(Osp<osp::AllLate, osp::NoPrediction>{}, settings(rate));
@@ -159,8 +162,8 @@ TEST_CASE("train/OverlappedSynchronous: O A6: steps that are large need a predic
   }
 }
 
-TEST_CASE("train/OverlappedSynchronous: O A7: a mean of past changes is no better prediction",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O A7: a mean of past changes is no better prediction",
+          "[staleness][papers]") {
   double const local = accuracy(AllLate{}, settings(0.6));
   for (double const alpha : {0.3, 0.6})
     CHECK(std::abs(accuracy(Osp<osp::AllLate, osp::MeanGradient>{.prediction = {.alpha = alpha}},
@@ -168,8 +171,8 @@ TEST_CASE("train/OverlappedSynchronous: O A7: a mean of past changes is no bette
                    local) <= 0.5);
 }
 
-TEST_CASE("train/OverlappedSynchronous: O O4: gradients that are dropped cost accuracy",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O O4: gradients that are dropped cost accuracy",
+          "[staleness][papers]") {
   learning::Settings s = settings(0.6);
   double const all = accuracy(synchronous, s);
   s.kept = 0.01;

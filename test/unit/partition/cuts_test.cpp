@@ -8,7 +8,7 @@
 
 #include <stagger/partition/cuts.hpp>
 
-namespace partition_test {
+namespace cuts_test {
 
 using stagger::Error;
 using stagger::partition::Cuts;
@@ -58,4 +58,4 @@ TEST_CASE("partition/Cuts: every strictly rising choice is accepted as it is, ev
   CHECK_THROWS_WITH(Cuts{{1}}.cuts(1), Catch::Contains("a model of 1 layer cannot be cut"));
 }
 
-}  // namespace partition_test
+}  // namespace cuts_test

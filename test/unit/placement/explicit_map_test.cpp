@@ -9,7 +9,7 @@
 
 #include <stagger/placement/explicit_map.hpp>
 
-namespace placement_test {
+namespace explicit_map_test {
 
 using stagger::Error;
 using stagger::placement::ExplicitMap;
@@ -45,4 +45,4 @@ TEST_CASE("placement/ExplicitMap: answers what it was given, if there are such p
   CHECK_THROWS_WITH((ExplicitMap{{-1}}.place(1, 3)), Catch::Contains("place -1"));
 }
 
-}  // namespace placement_test
+}  // namespace explicit_map_test

@@ -20,9 +20,9 @@
 #include <stagger/staleness/double_buffered.hpp>
 #include <stagger/staleness/weight_stashing.hpp>
 
-#include "plain_layers.hpp"
+#include "train/plain_layers.hpp"
 
-namespace staleness_test {
+namespace streams_test {
 
 namespace sg = stagger;
 
@@ -270,4 +270,4 @@ TEST_CASE("staleness: what cannot be is refused in one sentence", "[staleness]")
   CHECK_THROWS_WITH(clipped.stream(eight), Catch::Contains("clip_norm"));
 }
 
-}  // namespace staleness_test
+}  // namespace streams_test

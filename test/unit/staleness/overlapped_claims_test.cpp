@@ -41,8 +41,8 @@ constexpr auto half = sg::sim::Duplex::half;
 
 }  // namespace
 
-TEST_CASE("train/OverlappedSynchronous: O T1, T2: a step takes what the closed form says",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O T1, T2: a step takes what the closed form says",
+          "[staleness][papers]") {
   double best_gain = 0;
   for (int const ways : {1, 2})
     for (double const r : ratios) {
@@ -62,8 +62,8 @@ TEST_CASE("train/OverlappedSynchronous: O T1, T2: a step takes what the closed f
 }
 
 TEST_CASE(
-    "train/OverlappedSynchronous: O T1: what does not fit beside the computation is waited for",
-    "[train][papers]") {
+    "staleness/OverlappedSynchronous: O T1: what does not fit beside the computation is waited for",
+    "[staleness][papers]") {
   for (int const ways : {1, 2})
     for (double const share : {0.4, 0.8}) {
       CAPTURE(ways, share);
@@ -72,8 +72,8 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("train/OverlappedSynchronous: O T1, T2: the layers of the paper's models",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O T1, T2: the layers of the paper's models",
+          "[staleness][papers]") {
   int gains = 0, gains_one_way = 0, first = 0;
   double best_gain = 0;
   for (Network const& network : networks()) {
@@ -114,8 +114,8 @@ TEST_CASE("train/OverlappedSynchronous: O T1, T2: the layers of the paper's mode
   CHECK(first >= 3);
 }
 
-TEST_CASE("train/OverlappedSynchronous: O T1: a layer with most of the bytes has to be split",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O T1: a layer with most of the bytes has to be split",
+          "[staleness][papers]") {
   auto const all = networks();
   auto const vgg = std::find_if(all.begin(), all.end(),
                                 [](Network const& each) { return each.name == "VGG-16"; });
@@ -126,7 +126,8 @@ TEST_CASE("train/OverlappedSynchronous: O T1: a layer with most of the bytes has
   CHECK(bulk_s / timed(late<osp::FirstFit>(share, vgg->layers), vgg->layers, link).all_s < 1.2);
 }
 
-TEST_CASE("train/OverlappedSynchronous: O T1: against round-robin workers", "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O T1: against round-robin workers",
+          "[staleness][papers]") {
   for (double const r : ratios) {
     CAPTURE(r);
     double const c = r * computation_s;
@@ -146,8 +147,8 @@ TEST_CASE("train/OverlappedSynchronous: O T1: against round-robin workers", "[tr
   }
 }
 
-TEST_CASE("train/OverlappedSynchronous: O T3, T7: against asynchronous workers",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O T3, T7: against asynchronous workers",
+          "[staleness][papers]") {
   double const r = 5;
   // Workers in lockstep share the link: nothing is gained over bulk synchronous ones.
   CHECK(of(asp, {.r = r}).all_s / of(late_of(best(r, 1)), {.r = r}).all_s >= 0.8);
@@ -156,8 +157,8 @@ TEST_CASE("train/OverlappedSynchronous: O T3, T7: against asynchronous workers",
   CHECK(of(bsp, {.r = r}).all_s / alone_s == Approx(4.9).epsilon(0.02));
 }
 
-TEST_CASE("train/OverlappedSynchronous: O T4: the share that is hidden is that which is late",
-          "[train][papers]") {
+TEST_CASE("staleness/OverlappedSynchronous: O T4: the share that is hidden is that which is late",
+          "[staleness][papers]") {
   for (double const r : {0.5, 1.0}) {
     CAPTURE(r);
     double const u = rounded(0.6);
@@ -166,8 +167,9 @@ TEST_CASE("train/OverlappedSynchronous: O T4: the share that is hidden is that w
   }
 }
 
-TEST_CASE("train/OverlappedSynchronous: O T5, T6: the share of communication rises with workers",
-          "[train][papers]") {
+TEST_CASE(
+    "staleness/OverlappedSynchronous: O T5, T6: the share of communication rises with workers",
+    "[staleness][papers]") {
   CHECK(communication_of(1, 0.2, equal) == 0);
   double before = 0;
   for (int const n : {2, 4, 8}) {

@@ -17,7 +17,7 @@
 
 #include "trap_model.hpp"
 
-namespace faults_test {
+namespace failing_steps_test {
 
 using namespace trap_model;
 
@@ -521,4 +521,4 @@ TEST_CASE("engine/faults: a stage that runs its own pipeline is told so", "[engi
   CHECK(train.steps() == 1);
 }
 
-}  // namespace faults_test
+}  // namespace failing_steps_test

@@ -16,7 +16,7 @@
 
 #include "cuda/checks.hpp"
 
-namespace one_gpu_test {
+namespace gpus_alone_test {
 
 using namespace enqueued_model;
 
@@ -361,4 +361,4 @@ TEST_CASE("cuda/Gpus: a device that hangs is an error in time, and may be left b
         std::chrono::seconds(60));  // an end, not a speed
 }
 
-}  // namespace one_gpu_test
+}  // namespace gpus_alone_test

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "hetpipe_theory.hpp"
+#include "train/hetpipe_theory.hpp"
 
 namespace wave_convergence_claims_test {
 
@@ -49,8 +49,8 @@ Regret regret(Setting const& setting, int total) {
 
 }  // namespace
 
-TEST_CASE("train/HetPipe C21: the regret is below the bounds, and falls with the root of time",
-          "[train]") {
+TEST_CASE("staleness/HetPipe C21: the regret is below the bounds, and falls with the root of time",
+          "[staleness]") {
   for (Setting const& setting :
        {Setting{1, 1, 0}, Setting{1, 4, 0}, Setting{4, 1, 0}, Setting{4, 1, 3}, Setting{4, 4, 0},
         Setting{4, 4, 1}, Setting{2, 3, 2}}) {

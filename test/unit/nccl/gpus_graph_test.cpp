@@ -12,7 +12,7 @@
 #include "cuda/gpus_cases.hpp"
 #include "processes.hpp"
 
-namespace graph_test {
+namespace gpus_graph_test {
 
 using namespace gpus_model;
 using namespace processes;
@@ -110,4 +110,4 @@ TEST_CASE("nccl/Gpus: shapes that change are told to other processes, which no g
   for (auto const& words : wrong) CHECK(words == "");
 }
 
-}  // namespace graph_test
+}  // namespace gpus_graph_test

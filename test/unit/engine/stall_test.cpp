@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace watchdog_test {
+namespace stall_test {
 
 TEST_CASE("engine/Watchdog: speaks up once in a run that stands still, never between runs",
           "[engine]") {
@@ -35,4 +35,4 @@ TEST_CASE("engine/Watchdog: speaks up once in a run that stands still, never bet
   CHECK(expired.load() == 3);
 }
 
-}  // namespace watchdog_test
+}  // namespace stall_test

@@ -11,9 +11,9 @@
 #include <set>
 #include <vector>
 
-#include "hetpipe_theory.hpp"
+#include "train/hetpipe_theory.hpp"
 
-namespace wave_staleness_test {
+namespace wave_synchronous_test {
 
 using namespace hetpipe_theory;
 
@@ -102,7 +102,8 @@ Result look(Setting const& of, Model const& model, double slow, int each, double
 
 }  // namespace
 
-TEST_CASE("staleness/WaveSynchronous: the paper's example, four minibatches in flight", "[train]") {
+TEST_CASE("staleness/WaveSynchronous: the paper's example, four minibatches in flight",
+          "[staleness]") {
   // Counted from 1 as in the paper's figure: the waves of every worker that each minibatch needs.
   auto const waves = [](int distance, int minibatch) {
     return sg::staleness::WaveSynchronous{4, distance}.needs(minibatch - 1);
@@ -119,9 +120,9 @@ TEST_CASE("staleness/WaveSynchronous: the paper's example, four minibatches in f
 }
 
 TEST_CASE(
-    "train/WaveSynchronous: staleness is as large as published and no larger, and the proof's "
+    "staleness/WaveSynchronous: staleness is as large as published and no larger, and the proof's "
     "equation holds",
-    "[train]") {
+    "[staleness]") {
   for (Setting const of : {Setting{1, 1, 0},
                            {1, 4, 0},
                            {4, 1, 0},
@@ -143,8 +144,9 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("train/WaveSynchronous: without the gate, a worker ten times as slow breaks the bounds",
-          "[train]") {
+TEST_CASE(
+    "staleness/WaveSynchronous: without the gate, a worker ten times as slow breaks the bounds",
+    "[staleness]") {
   for (Setting const of : {Setting{4, 1, 3}, {4, 4, 1}, {2, 3, 2}}) {
     CAPTURE(of.workers, of.in_flight, of.distance);
     CHECK_FALSE(look(of, Ungated{of.waves()}, 10, 60, 0.1).bounded);
@@ -152,4 +154,4 @@ TEST_CASE("train/WaveSynchronous: without the gate, a worker ten times as slow b
   }
 }
 
-}  // namespace wave_staleness_test
+}  // namespace wave_synchronous_test

@@ -24,7 +24,7 @@
 #include "full.hpp"
 #include "sanitized.hpp"
 
-namespace server_parts_test {
+namespace server_in_process_test {
 
 namespace {
 
@@ -207,4 +207,4 @@ TEST_CASE(
   }
 }
 
-}  // namespace server_parts_test
+}  // namespace server_in_process_test

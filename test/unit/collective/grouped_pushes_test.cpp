@@ -32,11 +32,11 @@
 #include <stagger/train/pipeline.hpp>
 
 #include "engine/small_model.hpp"
-#include "in_groups.hpp"
-#include "replay.hpp"
-#include "scalar_worker.hpp"
-#include "server_oracle.hpp"
-#include "workers_oracle.hpp"
+#include "train/in_groups.hpp"
+#include "train/replay.hpp"
+#include "train/scalar_worker.hpp"
+#include "train/server_oracle.hpp"
+#include "train/workers_oracle.hpp"
 
 namespace grouped_pushes_test {
 
@@ -138,28 +138,28 @@ template <class... Policy> std::string refused(Policy... policy) {
 
 }  // namespace
 
-TEST_CASE("collective/GroupedPushes: the bits of pushes at the end of a step", "[train]") {
+TEST_CASE("collective/GroupedPushes: the bits of pushes at the end of a step", "[collective]") {
   same_bits({}, 1, sg::schedule::OneFOneB{});
   same_bits({2}, 2, sg::schedule::OneFOneB{});
   same_bits({2}, 2, sg::schedule::ZeroBubbleH1{});
   same_bits({1, 2, 4}, 2, sg::schedule::Interleaved{2});
 }
 
-TEST_CASE("collective/GroupedPushes: workers have the bits of sequential loops", "[train]") {
+TEST_CASE("collective/GroupedPushes: workers have the bits of sequential loops", "[collective]") {
   using namespace workers_oracle;
-  sweep_stale(Sweep(3), [](Stale const& stale, int turn, int threads, auto const& optimizer) {
+  sweep_stale(Sweep(3), [](Stale const& stale, int rotation, int threads, auto const& optimizer) {
     ParameterServer const server({.workers = stale.workers, .shards = 2});
-    compare_changes_on_threads(stale, InGroups{server, grouping::Layerwise{}}, turn, threads,
+    compare_changes_on_threads(stale, InGroups{server, grouping::Layerwise{}}, rotation, threads,
                                optimizer);
   });
-  sweep_steps([](int workers, int turn, int threads) {
+  sweep_steps([](int workers, int rotation, int threads) {
     ParameterServer const server({.workers = workers});
-    compare_steps(workers, InGroups{server, grouping::Bucket{100}}, adam, turn, threads);
+    compare_steps(workers, InGroups{server, grouping::Bucket{100}}, adam, rotation, threads);
   });
 }
 
 TEST_CASE("collective/GroupedPushes: carried out again, the server's log gives the same bits",
-          "[train]") {
+          "[collective]") {
   using namespace workers_oracle;
   auto const replay = [](auto const& model) {
     ParameterServer const server({.workers = 3, .shards = 2, .log = true});
@@ -177,7 +177,7 @@ TEST_CASE("collective/GroupedPushes: carried out again, the server's log gives t
 }
 
 TEST_CASE("collective/GroupedPushes: the exchange hides behind the backward that still runs",
-          "[train]") {
+          "[collective]") {
   sg::sim::Clock const late({.rate = 36});
   ParameterServer const one({.workers = 1});
   auto at_the_end = over_slow_link(late, one.worker(0));
@@ -204,7 +204,7 @@ TEST_CASE("collective/GroupedPushes: the exchange hides behind the backward that
 
 TEST_CASE(
     "collective/GroupedPushes: measured times and the link's line decide which layers go together",
-    "[train]") {
+    "[collective]") {
   // Backward takes 2 s a layer, so a start-up of 100 s is worth one push, and none is worth four.
   for (double const startup_s : {0.0, 100.0}) {
     sg::sim::Clock const clock({.rate = 36});
@@ -218,7 +218,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("collective/GroupedPushes: in turn, on one link", "[train]") {
+TEST_CASE("collective/GroupedPushes: in turn, on one link", "[collective]") {
   auto const trained = [](bool grouped) {
     sg::sim::Clock const clock({.rate = 36, .sharing = sg::sim::Sharing::one_at_a_time});
     ParameterServer const server({.workers = 3});
@@ -258,7 +258,7 @@ TEST_CASE("collective/GroupedPushes: in turn, on one link", "[train]") {
 }
 
 TEST_CASE("collective/GroupedPushes: a step that fails keeps what it has pushed, and others go on",
-          "[train]") {
+          "[collective]") {
   bool fails = false;
   bool const never = false;
   ParameterServer const server({.workers = 2, .log = true});
@@ -294,14 +294,14 @@ TEST_CASE("collective/GroupedPushes: a step that fails keeps what it has pushed,
   CHECK(pushes() == std::vector<int>{2, 3, 3});
 }
 
-TEST_CASE("collective/GroupedPushes: a gradient that is not finite is refused", "[train]") {
+TEST_CASE("collective/GroupedPushes: a gradient that is not finite is refused", "[collective]") {
   ParameterServer const server({.workers = 2});
   workers_oracle::InGroups const in_groups{server, grouping::Layerwise{}};
   workers_oracle::refuses_infinities(in_groups, in_groups);
 }
 
 TEST_CASE("collective/GroupedPushes: a stage with replicas pushes their sum at the end",
-          "[train]") {
+          "[collective]") {
   using namespace small_model;
   for (std::vector<int> const& counts : {std::vector{2, 1}, std::vector{1, 2}, std::vector{1, 1}}) {
     auto const trained = [&](auto collective_of) {
@@ -335,7 +335,7 @@ TEST_CASE("collective/GroupedPushes: a stage with replicas pushes their sum at t
 }
 
 TEST_CASE("collective/GroupedPushes: what cannot be pushed in groups is refused in one sentence",
-          "[train]") {
+          "[collective]") {
   using Catch::Matchers::Contains;
   std::string const end =
       ", so that its layers cannot be pushed in groups while backward still runs";

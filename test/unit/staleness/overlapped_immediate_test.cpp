@@ -20,8 +20,8 @@
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "forwarding_link.hpp"
-#include "overlapped_oracle.hpp"
+#include "train/forwarding_link.hpp"
+#include "train/overlapped_oracle.hpp"
 
 namespace overlapped_immediate_test {
 
@@ -154,9 +154,10 @@ struct SendingLayer : NotingLayer {
 }  // namespace
 
 TEST_CASE(
-    "train/OverlappedSynchronous: late values that arrive while a stage's first forward runs are "
+    "staleness/OverlappedSynchronous: late values that arrive while a stage's first forward runs "
+    "are "
     "taken up by the layers that it has not reached, and by the others after the computation",
-    "[train]") {
+    "[staleness]") {
   constexpr int steps = 6, microbatches = 2;
   sg::collective::ParameterServer const server({.workers = 1});
   auto const link = std::make_shared<Holding>(server.worker(0).link());
@@ -189,9 +190,9 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "train/OverlappedSynchronous: after a step that failed in a first forward, layers see "
+    "staleness/OverlappedSynchronous: after a step that failed in a first forward, layers see "
     "the weights of the server",
-    "[train]") {
+    "[staleness]") {
   struct Failing : SendingLayer {
     int* fails = nullptr;
     using SendingLayer::SendingLayer;
@@ -224,9 +225,10 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "train/OverlappedSynchronous: what arrives before the first forward of a stage is taken up at "
+    "staleness/OverlappedSynchronous: what arrives before the first forward of a stage is taken up "
+    "at "
     "once, the rest after the computation",
-    "[train]") {
+    "[staleness]") {
   // A step ends with the pushes of all layers, one after the other; each answer follows its push.
   // So layer l is there after l + 2 times what one takes. The second stage begins its first forward
   // after 1 s, the first stage at once.
@@ -247,8 +249,9 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "train/OverlappedSynchronous: whatever has arrived, a minibatch has one version of each layer",
-    "[train]") {
+    "staleness/OverlappedSynchronous: whatever has arrived, a minibatch has one version of each "
+    "layer",
+    "[staleness]") {
   int in_part = 0;
   for (int const workers : {1, 2, 3})
     for (double const rate : {150.0, 200.0, 300.0, 500.0})

@@ -22,7 +22,7 @@
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "server_oracle.hpp"
+#include "train/server_oracle.hpp"
 
 namespace local_sgd_test {
 
@@ -147,8 +147,8 @@ void compare(LocalSgd const& model, int workers, int threads, Optimizer const& o
 
 }  // namespace
 
-TEST_CASE("train/LocalSgd: workers have the bits of a sequential loop, whatever their cuts",
-          "[train]") {
+TEST_CASE("staleness/LocalSgd: workers have the bits of a sequential loop, whatever their cuts",
+          "[staleness]") {
   for (int const workers : {1, 2, 3, 4})
     for (int const period : {1, 2, 4})
       for (bool const state : {true, false})
@@ -158,11 +158,11 @@ TEST_CASE("train/LocalSgd: workers have the bits of a sequential loop, whatever 
         }
 }
 
-TEST_CASE("train/LocalSgd: shares of the data weigh the mean", "[train]") {
+TEST_CASE("staleness/LocalSgd: shares of the data weigh the mean", "[staleness]") {
   compare({.period = 2}, 3, 2, adam, {0.5, 0.3, 0.2});
 }
 
-TEST_CASE("train/LocalSgd: workers that are slow by turns change no bit", "[train]") {
+TEST_CASE("staleness/LocalSgd: workers that are slow by turns change no bit", "[staleness]") {
   // Each worker runs on a thread of its own and never waits but at a mean.
   LocalSgd const model{.period = 2};
   constexpr std::size_t workers = 3;
@@ -190,7 +190,8 @@ TEST_CASE("train/LocalSgd: workers that are slow by turns change no bit", "[trai
     REQUIRE(everything(trainers[n]) == memories(oracle.workers[n]));
 }
 
-TEST_CASE("train/LocalSgd: in virtual time, a mean is paid for once in a period", "[train]") {
+TEST_CASE("staleness/LocalSgd: in virtual time, a mean is paid for once in a period",
+          "[staleness]") {
   for (int const period : {1, 3}) {
     sg::sim::Clock const clock({.rate = 10});
     sg::collective::ParameterServer const server({.workers = 2});
@@ -221,8 +222,9 @@ TEST_CASE("train/LocalSgd: in virtual time, a mean is paid for once in a period"
   }
 }
 
-TEST_CASE("train/LocalSgd: a mean after each step of plain descent is the step of all gradients",
-          "[train]") {
+TEST_CASE(
+    "staleness/LocalSgd: a mean after each step of plain descent is the step of all gradients",
+    "[staleness]") {
   // Not to the last bit: here each worker rounds its own weights, there the server once. Each of the
   // few roundings is at most half a unit in the last place of a weight, which is below 2.
   sg::optimizer::Sgd const plain{.rate = 0.05};
@@ -258,7 +260,7 @@ TEST_CASE("train/LocalSgd: a mean after each step of plain descent is the step o
   }
 }
 
-TEST_CASE("train/LocalSgd: after a failure, all go on from the last mean", "[train]") {
+TEST_CASE("staleness/LocalSgd: after a failure, all go on from the last mean", "[staleness]") {
   LocalSgd const model{.period = 3};
   sg::collective::ParameterServer const server({.workers = 2});
   auto a = make(model, server, 0, momentum);
@@ -294,7 +296,7 @@ struct Never : LocalSgd {
 
 }  // namespace
 
-TEST_CASE("train/LocalSgd: refuses what cannot be, and workers that differ", "[train]") {
+TEST_CASE("staleness/LocalSgd: refuses what cannot be, and workers that differ", "[staleness]") {
   sg::collective::ParameterServer const server({.workers = 2});
   REQUIRE_THROWS_WITH(make(LocalSgd{.period = 0}, server, 0, momentum),
                       "workers cannot take the mean of their weights after every 0 steps; let "

@@ -12,7 +12,7 @@
 
 #include "enqueued_model.hpp"
 
-namespace profiler_test {
+namespace gpus_profiler_test {
 
 using namespace enqueued_model;
 
@@ -49,4 +49,4 @@ TEST_CASE("cuda/Profiler: a model is measured by the GPU's own clock, layer by l
   CHECK(session.left() == si::Live{});
 }
 
-}  // namespace profiler_test
+}  // namespace gpus_profiler_test
