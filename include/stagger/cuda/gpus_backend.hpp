@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/cuda/detail/caller.hpp>
+#include <stagger/core/caller.hpp>
 #include <stagger/cuda/detail/facts.hpp>
 #include <stagger/cuda/detail/graph_cache.hpp>
 #include <stagger/cuda/detail/group_sums.hpp>
@@ -406,7 +406,7 @@ class GpusBackend : detail::Enqueuer {
 
   /// Runs the step on a thread of its own and then resumes `then` there.
   bool start(std::coroutine_handle<> then) {
-    caller_.ask(then, [this] { drive(); });
+    caller_.ask(then, *this);
     return true;
   }
 
@@ -489,7 +489,7 @@ class GpusBackend : detail::Enqueuer {
   detail::InFlight in_flight_;
   bool warm_ = false;  // the program has run: its stages hold the memory that they need, and NCCL
                        // has its connections
-  detail::Caller caller_;
+  stagger::detail::Caller caller_;
 };
 
 }  // namespace stagger::cuda

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <stagger/core/algorithm.hpp>
+#include <stagger/core/caller.hpp>
 #include <stagger/core/chrono.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -53,62 +54,6 @@ struct Spinning {
     }
     value.wait(old, std::memory_order_acquire);
   }
-};
-
-/// The thread that carries out steps which coroutines await, and resumes the coroutines.
-/// @tparam B  back end with drive() and fail(why)
-template <class B> class AwaitedSteps {
- public:
-  explicit AwaitedSteps(B& backend) : backend_(backend) {}
-  AwaitedSteps(AwaitedSteps const&) = delete;
-  AwaitedSteps& operator=(AwaitedSteps const&) = delete;
-  ~AwaitedSteps() {
-    quit_.store(true);
-    ask();
-    if (!thread_.joinable()) return;
-    if (thread_.get_id() == std::this_thread::get_id()) {
-      *gone_ = true;
-      thread_.detach();
-    } else {
-      thread_.join();
-    }
-  }
-
-  void start(std::coroutine_handle<> then) {
-    then_ = then;
-    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
-    ask();
-  }
-
- private:
-  void ask() noexcept {
-    asked_.fetch_add(1);
-    asked_.notify_all();
-  }
-  void serve() {
-    std::uint32_t served = 0;
-    for (;;) {
-      asked_.wait(served, std::memory_order_acquire);
-      if (quit_.load(std::memory_order_acquire)) return;
-      ++served;
-      try {
-        backend_.drive();
-      } catch (...) {
-        backend_.fail(std::current_exception());
-      }
-      bool gone = false;  // the coroutine may drop the last reference to this back end
-      gone_ = &gone;
-      std::exchange(then_, nullptr).resume();
-      if (gone) return;
-    }
-  }
-
-  B& backend_;
-  std::coroutine_handle<> then_{};
-  bool* gone_ = nullptr;  // on the stack of the thread, while a coroutine of the user runs there
-  std::atomic<std::uint32_t> asked_{0};
-  std::atomic<bool> quit_{false};
-  std::thread thread_;
 };
 
 /// The work of one thread in a step: its ranks, and its sleep while none of them can go on.
@@ -224,7 +169,7 @@ class ThreadsBackend : detail::Spinning {
 
   /// Runs the step on threads of its own and then resumes `then` on one of them.
   bool start(std::coroutine_handle<> then) {
-    awaited_.start(then);
+    caller_.ask(then, *this);
     return true;
   }
 
@@ -403,7 +348,7 @@ class ThreadsBackend : detail::Spinning {
   alignas(64) std::atomic<std::uint32_t> round_{0};    // steps begun
   alignas(64) std::atomic<std::uint32_t> running_{0};  // workers still at work
   std::atomic<bool> quit_{false};
-  detail::AwaitedSteps<ThreadsBackend> awaited_{*this};
+  stagger::detail::Caller caller_;
   stagger::detail::Watchdog<Progress, Expired> watchdog_{
       machine_.options().deadline_s, {this}, {this}};
 };
