@@ -88,10 +88,18 @@ template <class T>
 concept Flat = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> &&
                !std::is_member_pointer_v<T> && !HasFields<T>;
 
-template <class Tie> struct Fields;
-template <class... T> struct Fields<std::tuple<T&...>> {
-  static constexpr bool exist = (Portable<std::remove_const_t<T>>::exists && ...);
+/// Whether `Traits` is defined for all fields of a tie.
+template <template <class> class Traits, class Tie> struct Fields;
+template <template <class> class Traits, class... T> struct Fields<Traits, std::tuple<T&...>> {
+  static constexpr bool exist = (Traits<std::remove_const_t<T>>::exists && ...);
 };
+
+/// Calls `call(Traits<type of the field>(), field)` for each field of a value.
+template <template <class> class Traits, class T, class Call> void each_field(T& value, Call call) {
+  std::apply(
+      [&](auto&... field) { (call(Traits<std::remove_cvref_t<decltype(field)>>(), field), ...); },
+      value.fields());
+}
 
 }  // namespace detail
 
@@ -134,22 +142,15 @@ struct Portable<std::vector<U>> {
 };
 
 template <detail::HasFields T>
-  requires detail::Fields<decltype(std::declval<T&>().fields())>::exist
+  requires detail::Fields<Portable, decltype(std::declval<T&>().fields())>::exist
 struct Portable<T> {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, T const& value) {
-    std::apply(
-        [&](auto const&... field) {
-          (Portable<std::remove_cvref_t<decltype(field)>>::write(out, field), ...);
-        },
-        value.fields());
+    detail::each_field<stagger::Portable>(
+        value, [&](auto of, auto const& field) { of.write(out, field); });
   }
   static void read(ByteReader& in, T& value) {
-    std::apply(
-        [&](auto&... field) {
-          (Portable<std::remove_cvref_t<decltype(field)>>::read(in, field), ...);
-        },
-        value.fields());
+    detail::each_field<stagger::Portable>(value, [&](auto of, auto& field) { of.read(in, field); });
   }
 };
 

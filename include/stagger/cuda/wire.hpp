@@ -4,8 +4,6 @@
 ///         belongs to them.
 
 #include <cstddef>
-#include <tuple>
-#include <type_traits>
 #include <utility>
 
 #include <stagger/core/list.hpp>
@@ -31,20 +29,8 @@ template <class T> struct Wire {
 };
 
 namespace detail {
-
-template <class Tie> struct WireFields;
-template <class... T> struct WireFields<std::tuple<T&...>> {
-  static constexpr bool exist = (Wire<std::remove_const_t<T>>::exists && ...);
-};
-
-/// Calls `call(wire of its type, field)` for each field of a value.
-template <class T, class Call> void each_field(T& value, Call call) {
-  std::apply(
-      [&](auto&... field) { (call(Wire<std::remove_cvref_t<decltype(field)>>(), field), ...); },
-      value.fields());
+using stagger::detail::each_field;
 }
-
-}  // namespace detail
 
 template <class U> struct Wire<Tensor<U>> {
   static constexpr bool exists = true;
@@ -59,25 +45,24 @@ template <class U> struct Wire<Tensor<U>> {
   }
 };
 
-template <stagger::detail::Flat T> struct Wire<T> {
-  static constexpr bool exists = true;
-  static void write(ByteWriter& out, T const& value) { out.add(&value, sizeof(T)); }
-  static void read(ByteReader& in, T& value) { in.take(&value, sizeof(T)); }
+template <stagger::detail::Flat T> struct Wire<T> : Portable<T> {
   template <class Visit> static void blocks(T&, Visit&) {}
 };
 
 template <stagger::detail::HasFields T>
-  requires detail::WireFields<decltype(std::declval<T&>().fields())>::exist
+  requires stagger::detail::Fields<Wire, decltype(std::declval<T&>().fields())>::exist
 struct Wire<T> {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, T const& value) {
-    detail::each_field(value, [&](auto wire, auto const& field) { wire.write(out, field); });
+    detail::each_field<cuda::Wire>(value,
+                                   [&](auto wire, auto const& field) { wire.write(out, field); });
   }
   static void read(ByteReader& in, T& value) {
-    detail::each_field(value, [&](auto wire, auto& field) { wire.read(in, field); });
+    detail::each_field<cuda::Wire>(value, [&](auto wire, auto& field) { wire.read(in, field); });
   }
   template <class Visit> static void blocks(T& value, Visit& visit) {
-    detail::each_field(value, [&](auto wire, auto& field) { wire.blocks(field, visit); });
+    detail::each_field<cuda::Wire>(value,
+                                   [&](auto wire, auto& field) { wire.blocks(field, visit); });
   }
 };
 
