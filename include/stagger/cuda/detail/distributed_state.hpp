@@ -11,6 +11,7 @@
 
 namespace stagger::cuda::detail {
 
+using stagger::detail::each_stage;
 using stagger::detail::GradientCopy;
 using stagger::detail::Machine;
 using stagger::detail::ParameterMemory;
@@ -35,11 +36,9 @@ struct DistributedState {
 
   /// From now on the owners of a stage, whose memories are separate, update their own values; each
   /// then has the sum of all gradients. The first one adds up squares.
-  /// @param cell  of the first owner
-  [[gnu::cold]] void update_apart(std::size_t first) const {
-    int const stage = program().cells[first].stage;
-    for (std::size_t c = first; c < program().cells.size() && program().cells[c].stage == stage;
-         ++c)
+  /// @param cells  of the stage
+  [[gnu::cold]] void update_apart(IndexRange cells) const {
+    for (std::size_t const c : cells)
       each_layer(c, [&](std::size_t l, GradientCopy* copy) {
         auto& end_of_step = machine.run.end_of_step[rank_of(c)];
         drop(end_of_step.layers, [&](auto const& one) { return one.layer == l; });

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <stagger/core/list.hpp>
@@ -213,25 +212,23 @@ class GroupSums {
   [[gnu::cold]] void connect(std::vector<int> const& places) {
     auto const& program = state_.program();
     std::vector<std::vector<int>> wanted;
-    group_of_.clear();
-    while (std::cmp_less(group_of_.size(), program.stages)) group_of_.push_back(Streams::none);
-    for (std::size_t c = 0; c < program.cells.size() && !program.groups.empty(); ++c) {
-      if (state_.first_owner(c) != c) continue;
+    group_of_.assign(static_cast<std::size_t>(program.stages), Streams::none);
+    each_stage(program, [&](int stage, IndexRange cells) {
+      if (program.groups.empty()) return;
       std::vector<int> holders;
-      for (std::size_t d = c; d < program.cells.size() && state_.first_owner(d) == c; ++d)
-        holders.push_back(places[state_.rank_of(d)]);
+      for (std::size_t const c : cells) holders.push_back(places[state_.rank_of(c)]);
       auto different = holders;
       std::sort(different.begin(), different.end());
       different.erase(std::unique(different.begin(), different.end()), different.end());
-      if (different.size() == 1) continue;
+      if (different.size() == 1) return;
       if (different.size() != holders.size())
-        raise(Errc::bad_configuration, "stage ", program.cells[c].stage, " is held by ",
-              holders.size(), " ranks on ", different.size(),
+        raise(Errc::bad_configuration, "stage ", stage, " is held by ", holders.size(),
+              " ranks on ", different.size(),
               " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
               "placement::ExplicitMap");
-      group_of_[program.cells[c].stage] = wanted.size();
+      group_of_[stage] = wanted.size();
       wanted.push_back(holders);
-    }
+    });
     auto const numbers = gpus().connect(wanted, !reduction_.asks_library());
     for (auto& group : group_of_)
       if (group != Streams::none) group = numbers[group];
@@ -243,10 +240,12 @@ class GroupSums {
     ready_ = List<std::size_t>(program.cells.size(), Streams::none);
     for (std::size_t s = 0; s < program.signals.size(); ++s)
       if (program.signals[s].gradients >= 0) ready_[program.signals[s].gradients] = s;
-    for (std::size_t c = 0; program.training && c < program.cells.size(); ++c)
-      if (apart(c) && state_.first_owner(c) == c) state_.update_apart(c);
     begun_.assign(program.groups.size(), false);
-    for (std::size_t g = 0; program.training && g < program.groups.size(); ++g) {
+    if (!program.training) return;
+    each_stage(program, [&](int stage, IndexRange cells) {
+      if (group_of_[stage] != Streams::none) state_.update_apart(cells);
+    });
+    for (std::size_t g = 0; g < program.groups.size(); ++g) {
       if (group_of_[program.groups[g].stage] == Streams::none) continue;
       auto const& group = group_of(program.groups[g].stage);
       reduction_.select(g, group);
@@ -347,14 +346,14 @@ class SquareSums {
     }
     own_.clear();
     std::size_t first = 0;  // parameters are numbered in layer order, and so are cells
-    for (std::size_t c = 0; c < state.program().cells.size(); ++c) {
-      if (state.first_owner(c) != c) continue;
-      Run run{streams_.gpu_of(state.rank_of(c)), first, 0};
-      state.each_layer(
-          c, [&](std::size_t l, auto const*) { run.count += state.parameters(l).count(); });
+    each_stage(state.program(), [&](int, IndexRange cells) {
+      Run run{streams_.gpu_of(state.rank_of(cells.first)), first, 0};
+      state.each_layer(cells.first, [&](std::size_t l, auto const*) {
+        run.count += state.parameters(l).count();
+      });
       first += run.count;
       if (run.count != 0) own_.push_back(run);
-    }
+    });
   }
 
   /// Clears the sums if they are added up between processes.

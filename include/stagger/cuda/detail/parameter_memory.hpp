@@ -111,19 +111,16 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
 [[gnu::cold]] inline void settle_parameters(Streams const& streams,
                                             List<ParameterMemory> const& memories) {
   auto& machine = streams.machine();
-  auto const& cells = machine.program().cells;
   DistributedState const state{machine};
   auto const memory_of = [&](std::size_t cell) {
     std::size_t const rank = state.rank_of(cell);
     return streams.own(rank) ? &memories[streams.gpu_of(rank)] : machine.model.memory;
   };
-  for (std::size_t c = 0; c < cells.size(); ++c) {
-    std::size_t owner = state.first_owner(c);
-    while (!streams.own(state.rank_of(owner)) && owner + 1 < cells.size() &&
-           cells[owner + 1].stage == cells[c].stage)
-      ++owner;
-    state.settle(c, memory_of(c), memory_of(owner));
-  }
+  each_stage(machine.program(), [&](int, IndexRange cells) {
+    std::size_t owner = cells.first;
+    while (!streams.own(state.rank_of(owner)) && owner + 1 < cells.last) ++owner;
+    for (std::size_t const c : cells) state.settle(c, memory_of(c), memory_of(owner));
+  });
 }
 
 /// Sends the values and the optimizer state of every layer from the process that updates it.
@@ -135,10 +132,9 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
   auto const& gpus = streams.gpus();
   gpus.select(0);
   Tensor<std::byte> passing;  // for parameters that have no place on this GPU
-  for (std::size_t c = 0; c < machine.program().cells.size(); ++c) {
-    if (state.first_owner(c) != c) continue;
-    int const root = places[state.rank_of(c)];
-    state.each_layer(c, [&](std::size_t l, auto const*) {
+  each_stage(machine.program(), [&](int, IndexRange cells) {
+    int const root = places[state.rank_of(cells.first)];
+    state.each_layer(cells.first, [&](std::size_t l, auto const*) {
       auto const& parameters = state.parameters(l);
       bool const here = parameters.memory() != machine.model.memory;
       for (auto const block : parameters.blocks()) {
@@ -150,7 +146,7 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
                 "fetch parameters");
       }
     });
-  }
+  });
 }
 
 }  // namespace stagger::cuda::detail

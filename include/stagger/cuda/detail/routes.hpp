@@ -65,14 +65,14 @@ class Routes {
     for (std::size_t c = 0; c < program.cells.size(); ++c) {
       int const after = program.cells[c].after;
       if (after == Cell::none) continue;
-      add_route(program, {c, after, true, program.cells[after].x_slots});
-      if (program.training) add_route(program, {c, after, false, program.cells[c].dy_slots});
+      add_route(program, c, after, true, program.cells[after].x_slots);
+      if (program.training) add_route(program, c, after, false, program.cells[c].dy_slots);
     }
     for (std::size_t k = 0; k < program.row_edges.size(); ++k) {
       auto const from = program.row_edges[k].from;
       auto const to = program.row_edges[k].to;
-      add_route(program, {from, to, true, program.cells[from].y_slots, k});
-      if (program.training) add_route(program, {from, to, false, program.cells[to].dx_slots, k});
+      add_route(program, from, to, true, program.cells[from].y_slots, k);
+      if (program.training) add_route(program, from, to, false, program.cells[to].dx_slots, k);
     }
     if (program.training && program.flushes && program.groups.empty()) add_owners(program);
     find_last_uses(program);
@@ -103,14 +103,6 @@ class Routes {
   }
 
  private:
-  struct Ends {
-    std::size_t from;  // cells, in the direction of forward
-    int to;
-    bool forward;
-    std::size_t slots;
-    std::size_t row_edge = Route::whole;
-  };
-
   static std::size_t rank_of(Program const& program, auto cell) noexcept {
     return static_cast<std::size_t>(program.cells[cell].rank);
   }
@@ -123,25 +115,21 @@ class Routes {
     return channels_.size() - 1;
   }
 
-  void add_route(Program const& program, Ends const& ends) {
-    std::size_t const sender =
-        ends.forward ? rank_of(program, ends.from) : rank_of(program, ends.to);
-    std::size_t const receiver =
-        ends.forward ? rank_of(program, ends.to) : rank_of(program, ends.from);
+  /// @param from  the cell at which the edge begins. @param to  that at which it ends
+  void add_route(Program const& program, std::size_t from, int to, bool forward, std::size_t slots,
+                 std::size_t row_edge = Route::whole) {
+    std::size_t sender = rank_of(program, from);
+    std::size_t receiver = rank_of(program, to);
+    if (!forward) std::swap(sender, receiver);
     if (place_[sender] == place_[receiver]) return;
     auto const number = static_cast<std::uint32_t>(routes_.size());
-    routes_.push_back({ends.from, ends.forward, sender, receiver, channel(sender, receiver),
-                       ends.slots, slots_, ends.row_edge});
-    slots_ += ends.slots;
-    bool const whole = ends.row_edge == Route::whole;
-    route_of_[signal_of(whole ? ends.from : program.cells.size() + ends.row_edge,
-                        ends.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full)] =
-        number;
-    if (!whole) return;
-    if (ends.forward)
-      into_[ends.to] = number;
-    else
-      back_to_[ends.from] = number;
+    routes_.push_back(
+        {from, forward, sender, receiver, channel(sender, receiver), slots, slots_, row_edge});
+    slots_ += slots;
+    bool const whole = row_edge == Route::whole;
+    route_of_[signal_of(whole ? from : program.cells.size() + row_edge,
+                        forward ? EdgeSignal::forward_full : EdgeSignal::backward_full)] = number;
+    if (whole) (forward ? into_[to] : back_to_[from]) = number;
   }
 
   void add_owners(Program const& program) {
