@@ -11,12 +11,7 @@ namespace stagger::cuda {
 
 /// Every action as a range of the domain "stagger": cuda::Gpus{.ranges = cuda::nvtx_ranges()}.
 [[nodiscard]] inline Ranges nvtx_ranges() {
-  struct Domain {
-    static nvtxDomainHandle_t get() {
-      static nvtxDomainHandle_t const domain = nvtxDomainCreateA("stagger");
-      return domain;
-    }
-  };
+  static nvtxDomainHandle_t const domain = nvtxDomainCreateA("stagger");
   Ranges ranges;
   ranges.begin = [](char const* name) {
     nvtxEventAttributes_t attributes{};
@@ -24,9 +19,9 @@ namespace stagger::cuda {
     attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
     attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
     attributes.message.ascii = name;
-    nvtxDomainRangePushEx(Domain::get(), &attributes);
+    nvtxDomainRangePushEx(domain, &attributes);
   };
-  ranges.end = [] { nvtxDomainRangePop(Domain::get()); };
+  ranges.end = [] { nvtxDomainRangePop(domain); };
   return ranges;
 }
 

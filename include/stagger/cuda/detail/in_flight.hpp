@@ -4,12 +4,12 @@
 ///         GPUs that may never answer.
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,14 +24,10 @@ namespace stagger::cuda::detail {
 
 /// Keeps an object until the process ends, since a device may still use it.
 inline void leave_behind(std::shared_ptr<void const> thing) {
-  struct Left {
-    std::shared_ptr<void const> thing;
-    Left* next;
-  };
-  static std::atomic<Left*> all{nullptr};
-  auto* const left = new Left{std::move(thing), all.load()};
-  while (!all.compare_exchange_weak(left->next, left)) {
-  }
+  static std::mutex mutex;
+  static auto* const all = new std::vector<std::shared_ptr<void const>>;  // never destroyed
+  std::lock_guard const lock(mutex);
+  all->push_back(std::move(thing));
 }
 
 /// Lets the host wait for its GPUs as long as anything moves, and watches them and the connections
@@ -81,16 +77,6 @@ class WaitPolicy {
       return nullptr;
     } catch (...) {
       return std::current_exception();
-    }
-  }
-
-  /// Waits until unfinished work has ended after an abort.
-  /// @return false if the devices may still run it
-  template <class Idle> [[nodiscard]] [[gnu::cold]] bool let_end(Idle idle) noexcept {
-    try {
-      return stagger::detail::wait_until(idle, grace_s);
-    } catch (...) {
-      return false;
     }
   }
 
@@ -279,9 +265,14 @@ class InFlight {
     lost_ = true;
     auto* const processes = streams_.gpus().processes();
     if (processes != nullptr) processes->abort();
-    stuck_ = stuck_ || !wait_policy_.let_end([&] {
+    auto const idle = [&] {
       return streams_.idle() && (processes == nullptr || processes->idle());
-    });
+    };
+    try {
+      stuck_ = stuck_ || !stagger::detail::wait_until(idle, WaitPolicy::grace_s);
+    } catch (...) {
+      stuck_ = true;
+    }
   }
 
   Streams& streams_;

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <string>
@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/backoff.hpp>
 #include <stagger/cuda/stream.hpp>
 #include <stagger/nccl/error.hpp>
 
@@ -38,17 +39,9 @@ inline std::atomic<int> aborts_under_way{0};
 /// At its end the process waits for them for a limited time: afterwards CUDA and NCCL shut down,
 /// and a thread that is still inside them would use freed memory.
 inline void await_aborts_at_exit() {
-  struct AtExit {
-    AtExit() = default;
-    AtExit(AtExit const&) = delete;
-    AtExit& operator=(AtExit const&) = delete;
-    ~AtExit() {
-      auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-      while (aborts_under_way.load() != 0 && std::chrono::steady_clock::now() < end)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  };
-  static AtExit const at_exit;
+  [[maybe_unused]] static int const registered = std::atexit([] {
+    static_cast<void>(stagger::detail::wait_until([] { return aborts_under_way.load() == 0; }, 5));
+  });
 }
 
 /// One communicator, shared by its owner and its operations.
