@@ -66,8 +66,7 @@ struct FileHead {
 /// link is followed.
 inline void write_file(std::string const& path, std::span<std::byte const> bytes,
                        RendezvousInfo const& info) {
-  FileHead head;
-  head.run = info.run;
+  FileHead const head{.run = info.run};
   std::string const beside = text(path, ".", random_number(), ".new");
   int const file =
       ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -136,16 +135,16 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
     raise(Errc::bad_configuration, launch.launcher,
           " told no name of the run, by which ranks know ", options.file,
           " from that of an earlier run; set Rendezvous::run to a name that is new each time");
-  detail::RendezvousInfo info;
-  info.address = launch.address;
-  info.ports = detail::ports_of(launch, options);
-  info.rank = launch.rank;
-  info.size = launch.size;
-  info.seconds = options.deadline_s;
-  info.end = detail::Deadline(options.deadline_s);
+  auto const ports = detail::ports_of(launch, options);
   // The address is not compared: rank 0's machine may be localhost for one rank and have a name for
   // another.
-  info.run = collective::digest(text(run, "\n", tcp ? info.ports.front() : 0, "\n", launch.size));
+  auto const name = text(run, "\n", tcp ? ports.front() : 0, "\n", launch.size);
+  detail::RendezvousInfo const info{.address = launch.address,
+                                    .ports = ports,
+                                    .run = collective::digest(name),
+                                    .rank = launch.rank,
+                                    .size = launch.size,
+                                    .seconds = options.deadline_s};
   return invite(launch.rank, [&](std::span<std::byte> bytes) {
     if (!tcp) return detail::exchange_file(options.file, bytes, info);
     if (launch.rank == 0) return detail::Host(info, bytes).serve();

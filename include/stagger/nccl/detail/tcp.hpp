@@ -276,8 +276,7 @@ class Host {
   /// @return whether it was accepted and has been sent the bytes
   bool answer(Caller const& caller) {
     auto const& said = caller.said;
-    Answer answer;
-    answer.verdict = Verdict::welcome;
+    Answer answer{.verdict = Verdict::welcome};
     if (said.run != info_.run || said.rank == 0 || said.rank >= processes_.size())
       answer.verdict = Verdict::other_run;
     else if (auto& process = processes_[said.rank]; process == 0)
@@ -374,10 +373,8 @@ inline Verdict ask_all(RendezvousInfo const& info, std::vector<Address> addresse
 
 /// Any other rank: repeats the request until rank 0 sends the bytes.
 inline void fetch(RendezvousInfo const& info, std::span<std::byte> bytes) {
-  Greeting greeting;
-  greeting.run = info.run;
-  greeting.rank = static_cast<std::uint64_t>(info.rank);
-  greeting.process = random_number();
+  Greeting const greeting{
+      .run = info.run, .process = random_number(), .rank = static_cast<std::uint64_t>(info.rank)};
   auto best = Verdict::nobody;
   for (int pause = 20;; pause = std::min(2 * pause, 250)) {
     std::string error;
