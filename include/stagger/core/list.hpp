@@ -67,27 +67,11 @@ struct RawList {
 
 [[gnu::noinline]] inline void swap(RawList& a, RawList& b) noexcept { std::swap(a, b); }
 
-/// The part of a list that does not depend on its element type.
-class ListBase {
- public:
-  [[nodiscard]] std::size_t size() const noexcept { return raw_.size; }
-  [[nodiscard]] bool empty() const noexcept { return raw_.size == 0; }
-
- protected:
-  ListBase() = default;
-  explicit ListBase(RawList raw) noexcept : raw_(raw) {}
-  ListBase(ListBase const&) = delete;
-  ListBase& operator=(ListBase const&) = delete;
-  ~ListBase() = default;
-
-  RawList raw_;
-};
-
 }  // namespace detail
 
 /// The part of std::vector that the engine needs: a translation unit with a pipeline compiles in
 /// half the time.
-template <class T> class List : public detail::ListBase {
+template <class T> class List {
   static constexpr bool trivial =
       std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>;
   static_assert(alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
@@ -101,7 +85,7 @@ template <class T> class List : public detail::ListBase {
   List(std::size_t count, T const& value) : List() { append(count, value); }
   List(std::initializer_list<T> values) : List() { assign(values.begin(), values.size()); }
   List(List const& other) : List() { assign(other.data(), other.size()); }
-  List(List&& other) noexcept : ListBase(std::exchange(other.raw_, {})) {}
+  List(List&& other) noexcept : raw_(std::exchange(other.raw_, {})) {}
   List& operator=(List const& other) {
     if (this != &other) assign(other.data(), other.size());
     return *this;
@@ -115,6 +99,8 @@ template <class T> class List : public detail::ListBase {
     ::operator delete(raw_.memory);
   }
 
+  [[nodiscard]] std::size_t size() const noexcept { return raw_.size; }
+  [[nodiscard]] bool empty() const noexcept { return raw_.size == 0; }
   [[nodiscard]] T* data() noexcept { return reinterpret_cast<T*>(raw_.memory); }
   [[nodiscard]] T const* data() const noexcept { return reinterpret_cast<T const*>(raw_.memory); }
   [[nodiscard]] T* begin() noexcept { return reinterpret_cast<T*>(raw_.memory); }
@@ -217,6 +203,8 @@ template <class T> class List : public detail::ListBase {
       for (std::size_t i = raw_.size; i > from; --i) (*this)[i - 1].~T();
     raw_.size = from;
   }
+
+  detail::RawList raw_;
 };
 
 }  // namespace stagger
