@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -178,11 +179,28 @@ class Field {
     return value_->get<std::string>();
   }
 
+  /// The position of a text among those that it may be.
+  /// @throws Error bad_data if it is none of them
+  template <class Names> [[nodiscard]] std::size_t one_of(Names const& names) const {
+    std::string const word = string();
+    std::string all;
+    for (std::size_t i = 0; i < std::size(names); ++i) {
+      if (word == names[i]) return i;
+      all += text(i == 0 ? "\"" : "\", \"", names[i]);
+    }
+    refuse(text("; give one of ", all, "\""));
+  }
+
   /// @throws Error bad_data if this is not a finite number, or negative
   [[nodiscard]] double number() const {
     if (!value_->is_number() || !(value_->get<double>() >= 0) || !(value_->get<double>() <= 1e300))
       refuse("; give a finite number that is not negative");
     return value_->get<double>();
+  }
+
+  /// Writes a field of an object to `to`, unless it is missing. @throws Error as number()
+  void take_number(char const* key, double& to) const {
+    if (has(key)) to = at(key).number();
   }
 
   /// @throws Error bad_data if this is not a number above 0

@@ -14,6 +14,10 @@
 
 namespace stagger::json {
 
+namespace detail {
+inline constexpr char const* gradients_names[] = {"together", "overlapped"};
+}
+
 /// `{"stages": [{"first", "last", "devices"}], "microbatches", "warmup", "latency_s",
 /// "simulated_s", "lower_bound_s", "gap", "speedup", "acr", "alpha", "memory_bytes", "candidates",
 /// "solve_s", "policy", "batch", "recompute", "gradients"}`; seconds and bytes; layers are numbered
@@ -25,7 +29,6 @@ namespace stagger::json {
     warm_up.push_back(s.warm_up);
     memory.push_back(s.memory_bytes);
   }
-  bool const together = plan.gradients == plan::Gradients::together;
   return {{"stages", stages},
           {"microbatches", plan.microbatches},
           {"warmup", warm_up},
@@ -42,7 +45,7 @@ namespace stagger::json {
           {"policy", plan.policy},
           {"batch", plan.batch},
           {"recompute", plan.recompute},
-          {"gradients", together ? "together" : "overlapped"}};
+          {"gradients", detail::gradients_names[static_cast<int>(plan.gradients)]}};
 }
 
 /// The plan in the format of `read_plan`, one key on each line.
@@ -103,16 +106,13 @@ namespace stagger::json {
     for (std::size_t i = 0; i < memory.size(); ++i)
       plan.stages[i].memory_bytes = memory[i].number();
   }
-  auto const number = [&](char const* key, double& to) {
-    if (file.has(key)) to = file.at(key).number();
-  };
-  number("latency_s", plan.latency_s);
-  number("simulated_s", plan.simulated_s);
-  number("lower_bound_s", plan.lower_bound_s);
-  number("speedup", plan.speedup);
-  number("acr", plan.acr);
-  number("alpha", plan.alpha);
-  number("solve_s", plan.solve_s);
+  file.take_number("latency_s", plan.latency_s);
+  file.take_number("simulated_s", plan.simulated_s);
+  file.take_number("lower_bound_s", plan.lower_bound_s);
+  file.take_number("speedup", plan.speedup);
+  file.take_number("acr", plan.acr);
+  file.take_number("alpha", plan.alpha);
+  file.take_number("solve_s", plan.solve_s);
   if (plan.lower_bound_s > 0) plan.gap = plan.simulated_s / plan.lower_bound_s - 1;
   if (file.has("candidates")) {
     if (file.at("candidates").number() > 9e15)
@@ -126,13 +126,8 @@ namespace stagger::json {
     if (!field.value().is_boolean()) field.refuse("; give true or false");
     plan.recompute = field.value().get<bool>();
   }
-  if (file.has("gradients")) {
-    Field const field = file.at("gradients");
-    std::string const word = field.string();
-    if (word != "together" && word != "overlapped")
-      field.refuse("; give \"together\" or \"overlapped\"");
-    plan.gradients = word == "together" ? plan::Gradients::together : plan::Gradients::overlapped;
-  }
+  if (file.has("gradients"))
+    plan.gradients = plan::Gradients(file.at("gradients").one_of(detail::gradients_names));
   plan.estimate.seconds = plan.latency_s;
   return plan;
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,17 +19,6 @@ namespace detail {
 
 inline constexpr char const* sharing_names[] = {"fair", "fifo", "one-at-a-time"};
 inline constexpr char const* duplex_names[] = {"full", "half"};
-
-/// The position of a field's value among the names that it may have.
-template <class Names> [[nodiscard]] std::size_t one_of(Field const& field, Names const& names) {
-  std::string const word = field.string();
-  std::string all;
-  for (std::size_t i = 0; i < std::size(names); ++i) {
-    if (word == names[i]) return i;
-    all += text(i == 0 ? "\"" : "\", \"", names[i]);
-  }
-  field.refuse(text("; give one of ", all, "\""));
-}
 
 }  // namespace detail
 
@@ -94,19 +82,16 @@ template <class Names> [[nodiscard]] std::size_t one_of(Field const& field, Name
                                                          std::string source) {
   constexpr int most = 1'000'000'000;
   Field const file = Field::parse(std::move(text_of_file), std::move(source));
-  auto const number = [](Field const& of, char const* key, double& to) {
-    if (of.has(key)) to = of.at(key).number();
-  };
   plan::WorkersPlan plan;
   auto const choose = [&]<class Named>(char const* key, Named& to) {
-    to = Named::all()[detail::one_of(file.at(key), Named::names)];
+    to = Named::all()[file.at(key).one_of(Named::names)];
   };
   choose("allocation", plan.allocation);
   choose("parameters", plan.parameters);
   plan.in_flight = file.at("in_flight").integer(1, most);
   plan.distance = file.at("distance").integer(0, most);
   plan.batch = file.at("batch").integer(1, most);
-  number(file, "samples_per_s", plan.samples_per_s);
+  file.take_number("samples_per_s", plan.samples_per_s);
   if (file.has("candidates")) plan.candidates = file.at("candidates").integer(0, most);
   for (Field const& bytes : file.at("layer_bytes").elements())
     plan.layer_bytes.push_back(bytes.bytes());
@@ -115,9 +100,9 @@ template <class Names> [[nodiscard]] std::size_t one_of(Field const& field, Name
   for (Field const& field : file.at("links").elements()) {
     schedule::Links link{.latency_s = field.at("latency_s").number()};
     if (field.has("bytes_per_s")) link.rate = field.at("bytes_per_s").positive();
-    number(field, "loss", link.loss);
-    link.sharing = schedule::Sharing(detail::one_of(field.at("sharing"), detail::sharing_names));
-    link.duplex = schedule::Duplex(detail::one_of(field.at("duplex"), detail::duplex_names));
+    field.take_number("loss", link.loss);
+    link.sharing = schedule::Sharing(field.at("sharing").one_of(detail::sharing_names));
+    link.duplex = schedule::Duplex(field.at("duplex").one_of(detail::duplex_names));
     plan.links.push_back(link);
   }
   int const nodes = static_cast<int>(plan.links.size() / 2);
@@ -130,8 +115,8 @@ template <class Names> [[nodiscard]] std::size_t one_of(Field const& field, Name
   std::vector<int> used;
   for (Field const& field : file.at("workers").elements()) {
     plan::VirtualWorker worker;
-    number(field, "waiting", worker.waiting);
-    number(field, "idle", worker.idle);
+    field.take_number("waiting", worker.waiting);
+    field.take_number("idle", worker.idle);
     if (field.has("limiting_device")) {
       worker.limiting_device = field.at("limiting_device").integer(0, most);
       worker.wanted_bytes = field.at("wanted_bytes").number();
@@ -153,9 +138,9 @@ template <class Names> [[nodiscard]] std::size_t one_of(Field const& field, Name
       if (std::find(used.begin(), used.end(), stage.device) != used.end())
         of.at("device").refuse(", used before; a device has one stage");
       used.push_back(stage.device);
-      number(of, "busy", stage.busy);
-      number(of, "memory_bytes", stage.memory_bytes);
-      number(of, "capacity_bytes", stage.capacity_bytes);
+      of.take_number("busy", stage.busy);
+      of.take_number("memory_bytes", stage.memory_bytes);
+      of.take_number("capacity_bytes", stage.capacity_bytes);
       worker.stages.push_back(stage);
     }
     if (worker.limiting_device >= 0 &&
