@@ -99,7 +99,7 @@ class CheckedReader {
   CheckedReader(std::string path, std::string what)
       : path_(std::move(path)), what_(std::move(what)), file_(path_.c_str(), O_RDONLY) {
     struct ::stat status{};
-    if (!file_.is_open() || ::fstat(file_.number(), &status) != 0) throw_io("read", path_, errno);
+    if (!file_ || ::fstat(file_.get(), &status) != 0) throw_io("read", path_, errno);
     size_ = end_ = static_cast<std::uint64_t>(status.st_size);
   }
 
@@ -144,7 +144,7 @@ class CheckedReader {
 
   void read(std::uint64_t from, std::span<std::byte> to) const {
     while (!to.empty()) {
-      ::ssize_t const n = ::pread(file_.number(), to.data(), to.size(), static_cast<::off_t>(from));
+      ::ssize_t const n = ::pread(file_.get(), to.data(), to.size(), static_cast<::off_t>(from));
       if (n < 0 && errno != EINTR) throw_io("read", path_, errno);
       if (n == 0) refuse("became shorter while it was read");
       if (n < 0) continue;
@@ -196,7 +196,7 @@ inline void make_writable_folder(std::string const& folder, char const* what) {
   for (int attempt = 0; attempt < 1000; ++attempt) {
     std::string const probe = before + std::to_string(attempt);
     Descriptor const file(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
-    if (file.is_open()) {
+    if (file) {
       ::unlink(probe.c_str());
       return;
     }

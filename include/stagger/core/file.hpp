@@ -21,17 +21,22 @@ namespace stagger {
 
 namespace detail {
 
-/// An open file or folder.
+/// Owns an open file, folder or socket.
 class Descriptor {
  public:
-  Descriptor(char const* path, int flags) : number_(::open(path, flags | O_CLOEXEC, 0644)) {}
-  Descriptor(Descriptor const&) = delete;
-  Descriptor& operator=(Descriptor const&) = delete;
-  ~Descriptor() {
-    if (is_open()) ::close(number_);
+  explicit Descriptor(int number = -1) noexcept : number_(number) {}
+  Descriptor(char const* path, int flags, ::mode_t mode = 0644)
+      : number_(::open(path, flags | O_CLOEXEC, mode)) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
   }
-  [[nodiscard]] int number() const noexcept { return number_; }
-  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
+  ~Descriptor() { close(); }
+  /// @return false, with `errno`, if the system reports an error
+  bool close() noexcept { return number_ < 0 || ::close(std::exchange(number_, -1)) == 0; }
+  [[nodiscard]] int get() const noexcept { return number_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return number_ >= 0; }
 
  private:
   int number_;
@@ -55,8 +60,8 @@ class WholeFile {
     if (exists && S_ISDIR(status.st_mode)) fail("it is a folder", "give the name of a file");
     if (exists && !S_ISREG(status.st_mode)) {
       in_place_ = true;
-      descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
-      if (descriptor_ < 0) fail_errno();
+      file_ = detail::Descriptor(path_.c_str(), O_WRONLY);
+      if (!file_) fail_errno();
       return;
     }
     if (!exists && ::lstat(path_.c_str(), &status) == 0)
@@ -68,7 +73,7 @@ class WholeFile {
       }
     }
     open_temporary();
-    if (exists && ::fchmod(descriptor_, status.st_mode & 07777U) != 0) fail_errno();
+    if (exists && ::fchmod(file_.get(), status.st_mode & 07777U) != 0) fail_errno();
   }
   WholeFile(WholeFile const&) = delete;
   WholeFile& operator=(WholeFile const&) = delete;
@@ -78,7 +83,7 @@ class WholeFile {
   /// @throws Error io if it does not fit or cannot be written; the file is then abandoned
   void write(std::string_view text) {
     while (!text.empty()) {
-      ssize_t const n = ::write(descriptor_, text.data(), text.size());
+      ssize_t const n = ::write(file_.get(), text.data(), text.size());
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) fail_errno();
       text.remove_prefix(static_cast<std::size_t>(n));
@@ -88,9 +93,8 @@ class WholeFile {
   /// Makes the file visible under its name. Nothing can be written afterwards.
   /// @throws Error io if it could not be written to the disk; the previous file is then unchanged
   void commit() {
-    if (!in_place_ && ::fsync(descriptor_) != 0) fail_errno();
-    int const descriptor = std::exchange(descriptor_, -1);
-    if (::close(descriptor) != 0 && errno != EINTR) fail_errno();
+    if (!in_place_ && ::fsync(file_.get()) != 0) fail_errno();
+    if (!file_.close() && errno != EINTR) fail_errno();
     if (in_place_) return;
     if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail_errno();
     temporary_.clear();
@@ -108,8 +112,8 @@ class WholeFile {
     std::string const before = in + text(".", name.substr(0, 100), ".", ::getpid(), "-");
     for (int attempt = 0; attempt < 1000; ++attempt) {
       temporary_ = before + std::to_string(attempt) + ".tmp";
-      descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (descriptor_ >= 0) return;
+      file_ = detail::Descriptor(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666);
+      if (file_) return;
       if (errno != EEXIST) break;
     }
     temporary_.clear();
@@ -119,13 +123,13 @@ class WholeFile {
   /// Syncs the folder, without which a renamed file may be lost in a crash.
   void sync_folder() {
     detail::Descriptor const opened((folder() + ".").c_str(), O_RDONLY | O_DIRECTORY);
-    if (!opened.is_open()) return;  // a folder that may be written but not read
-    if (::fsync(opened.number()) != 0 && errno != EINVAL && errno != EROFS)
+    if (!opened) return;  // a folder that may be written but not read
+    if (::fsync(opened.get()) != 0 && errno != EINVAL && errno != EROFS)
       fail_errno();  // EINVAL: cannot sync folders
   }
 
   void discard() noexcept {
-    if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+    file_.close();
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
     temporary_.clear();
   }
@@ -161,7 +165,7 @@ class WholeFile {
   std::string path_;       ///< as the caller gave it
   std::string target_;     ///< with links followed
   std::string temporary_;  ///< empty: there is none
-  int descriptor_ = -1;
+  detail::Descriptor file_;
   bool in_place_ = false;
 };
 

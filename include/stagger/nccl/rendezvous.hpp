@@ -68,17 +68,16 @@ inline void write_file(std::string const& path, std::span<std::byte const> bytes
                        RendezvousInfo const& info) {
   FileHead const head{.run = info.run};
   std::string const beside = text(path, ".", random_number(), ".new");
-  int const file =
-      ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  stagger::detail::Descriptor file(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
   auto const write = [&](void const* from, std::size_t size) {
-    return ::write(file, from, size) == static_cast<::ssize_t>(size);
+    return ::write(file.get(), from, size) == static_cast<::ssize_t>(size);
   };
-  bool good = file >= 0 && write(&head, sizeof head) && write(bytes.data(), bytes.size());
-  int error = errno;
-  if (file >= 0 && ::close(file) != 0) good = false;
-  if (good && std::rename(beside.c_str(), path.c_str()) == 0) return;
-  if (good) error = errno;
-  if (file >= 0) ::unlink(beside.c_str());
+  bool const made = bool(file);
+  if (made && write(&head, sizeof head) && write(bytes.data(), bytes.size()) && file.close() &&
+      std::rename(beside.c_str(), path.c_str()) == 0)
+    return;
+  int const error = errno;
+  if (made) ::unlink(beside.c_str());
   raise(Errc::io, "rank 0 cannot write ", path, ": ", std::strerror(error),
         "; name a file in a folder that all ranks see");
 }
@@ -86,14 +85,13 @@ inline void write_file(std::string const& path, std::span<std::byte const> bytes
 /// @return whether the file of this run exists; `other`: that of another run does
 inline bool read_file(std::string const& path, std::span<std::byte> bytes,
                       RendezvousInfo const& info, bool& other) {
-  int const file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (file < 0) return false;
+  stagger::detail::Descriptor const file(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!file) return false;
   FileHead head;
   auto const read = [&](void* to, std::size_t size) {
-    return ::read(file, to, size) == static_cast<::ssize_t>(size);
+    return ::read(file.get(), to, size) == static_cast<::ssize_t>(size);
   };
   bool const whole = read(&head, sizeof head) && read(bytes.data(), bytes.size());
-  ::close(file);
   other = !whole || head.word != FileHead{}.word || head.run != info.run;
   return !other;
 }

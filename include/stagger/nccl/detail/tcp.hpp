@@ -30,27 +30,11 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/file.hpp>
 
 namespace stagger::nccl::detail {
 
-class Socket {
- public:
-  explicit Socket(int descriptor) noexcept : descriptor_(descriptor) {}
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  ~Socket() { close(); }
-  void close() noexcept {
-    if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
-  }
-  [[nodiscard]] int get() const noexcept { return descriptor_; }
-  [[nodiscard]] explicit operator bool() const noexcept { return descriptor_ >= 0; }
-
- private:
-  int descriptor_;
-};
+using Socket = stagger::detail::Descriptor;
 
 /// A point in time at which a wait ends.
 class Deadline {
