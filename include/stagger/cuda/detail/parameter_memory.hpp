@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <new>
 #include <vector>
 
 #include <stagger/core/list.hpp>
@@ -85,9 +84,7 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
   ParameterMemory memory{};
   memory.device = -1;
   memory.allocate = [](ParameterMemory const&, std::size_t bytes) -> void* {
-    void* const block = ::operator new(bytes, std::align_val_t{alignment_bytes});
-    std::memset(block, 0, bytes);
-    return block;
+    return std::memset(stagger::detail::aligned_memory(bytes).release(), 0, bytes);
   };
   memory.release = [](ParameterMemory const&, void* block) noexcept {
     stagger::detail::AlignedDelete{}(block);

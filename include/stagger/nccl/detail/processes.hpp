@@ -52,6 +52,12 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
   for (auto const* const one : all) static_cast<void>(one->gone(abort_s - aborting.waited_s()));
 }
 
+/// Enqueues a copy between the host and a GPU.
+inline void copy(void* to, void const* from, std::size_t bytes, cudaMemcpyKind kind,
+                 cuda::Stream const& stream) {
+  cuda::check(cudaMemcpyAsync(to, from, bytes, kind, stream.get()),
+              "copy what processes tell each other");
+}
 /// Waits for the copies on a stream, before which all work is done.
 inline void wait_for_copies(cuda::Stream const& stream) {
   for (stagger::detail::Backoff backoff; !stream.idle(); backoff.pause()) {
@@ -72,16 +78,12 @@ class Question {
 
   /// @throws Error deadline if others do not ask in time
   [[nodiscard]] bool ask(bool own, double deadline_s) {
-    auto const copy = [this](void* to, void const* from, cudaMemcpyKind kind) {
-      cuda::check(cudaMemcpyAsync(to, from, sizeof(std::uint32_t), kind, stream_.get()),
-                  "copy an answer");
-    };
     std::uint32_t& word = *word_.data();
     word = own ? 1 : 0;
-    copy(there_.data(), &word, cudaMemcpyHostToDevice);
+    copy(there_.data(), &word, sizeof word, cudaMemcpyHostToDevice, stream_);
     auto asked = all_.all_reduce(std::span(there_.data(), 1), Reduction::max);
     asked.wait(deadline_s);
-    copy(&word, there_.data(), cudaMemcpyDeviceToHost);
+    copy(&word, there_.data(), sizeof word, cudaMemcpyDeviceToHost, stream_);
     if (!stagger::detail::wait_until([this] { return stream_.idle(); }, deadline_s))
       asked.expire(deadline_s);
     return word != 0;
@@ -111,12 +113,12 @@ class ByteMessage {
     host_.resize(capacity);
     std::memcpy(host_.data(), &size, sizeof size);
     std::memcpy(host_.data() + sizeof size, bytes.data(), bytes.size());
-    copy(block().data, host_.data(), cudaMemcpyHostToDevice, stream);
+    copy(block().data, host_.data(), capacity, cudaMemcpyHostToDevice, stream);
   }
   /// Called after the call that received it.
   void take(ByteWriter& bytes, cuda::Stream const& stream) {
     host_.resize(capacity);
-    copy(host_.data(), there_.data(), cudaMemcpyDeviceToHost, stream);
+    copy(host_.data(), there_.data(), capacity, cudaMemcpyDeviceToHost, stream);
     wait_for_copies(stream);
     std::uint64_t size = 0;
     std::memcpy(&size, host_.data(), sizeof size);
@@ -125,11 +127,6 @@ class ByteMessage {
 
  private:
   static constexpr std::size_t capacity = 1024;
-
-  static void copy(void* to, void const* from, cudaMemcpyKind kind, cuda::Stream const& stream) {
-    cuda::check(cudaMemcpyAsync(to, from, capacity, kind, stream.get()),
-                "copy the bytes of a value");
-  }
 
   cuda::Pinned<std::byte> host_;
   cuda::Tensor<std::byte> there_;
@@ -333,13 +330,10 @@ class Processes final : public cuda::detail::Processes {
   template <class T, class Call> [[gnu::cold]] void on_device(std::span<T> host, Call call) {
     select();
     cuda::Tensor<T> there({host.size()});
-    auto const copy = [&](void* to, void const* from, cudaMemcpyKind kind) {
-      cuda::check(cudaMemcpyAsync(to, from, host.size_bytes(), kind, main_stream_.get()),
-                  "copy what processes compare");
-    };
-    copy(there.data(), host.data(), cudaMemcpyHostToDevice);
+    std::size_t const bytes = host.size_bytes();
+    copy(there.data(), host.data(), bytes, cudaMemcpyHostToDevice, main_stream_);
     call(std::span<T>(there.data(), there.size())).wait(deadline_s_);
-    copy(host.data(), there.data(), cudaMemcpyDeviceToHost);
+    copy(host.data(), there.data(), bytes, cudaMemcpyDeviceToHost, main_stream_);
     wait_for_copies(main_stream_);
   }
 
