@@ -141,7 +141,7 @@ class Enqueuer {
 
   void issue() {
     auto& ranks = machine_.ranks();
-    for (Issue const& issue : messages_.routes().order()) {
+    for (Issue const& issue : messages_.routes().order) {
       if (machine_.failed()) return;
       auto& rank = ranks[issue.rank];
       Instruction const& in = rank.begin[issue.index];

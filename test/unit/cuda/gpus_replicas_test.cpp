@@ -67,10 +67,10 @@ TEST_CASE("cuda/GroupSums: all groups but the last are issued before the last ba
   for (auto const& rank : program.ranks)
     place.push_back(rank.reducer_for < 0 ? static_cast<int>(place.size()) : rank.reducer_for);
   sg::cuda::detail::Routes const routes(program, place);
-  std::vector<std::size_t> first_sum(groups.size(), routes.order().size());
+  std::vector<std::size_t> first_sum(groups.size(), routes.order.size());
   std::vector<std::size_t> last_part(groups.size());
-  for (std::size_t t = 0; t < routes.order().size(); ++t) {
-    auto const& issue = routes.order()[t];
+  for (std::size_t t = 0; t < routes.order.size(); ++t) {
+    auto const& issue = routes.order[t];
     auto const& in = program.ranks[issue.rank].code[issue.index];
     if (in.op == sg::Op::reduce) first_sum[in.group] = std::min(first_sum[in.group], t);
     if (in.op == sg::Op::backward_part) last_part[in.group] = t;

@@ -40,14 +40,14 @@ struct Player {
   explicit Player(sg::Program const& p, Routes const& r, std::vector<int> const& places)
       : program(p), routes(r), place(places) {
     deeds.resize(static_cast<std::size_t>(*std::max_element(place.begin(), place.end())) + 1);
-    for (auto const& issue : routes.order()) {
+    for (auto const& issue : routes.order) {
       auto const& in = program.ranks[issue.rank].code[issue.index];
       at(issue.rank).push_back({Deed::Kind::act, issue.rank, issue.index, 0, {}});
       for (unsigned g = 0; g < in.signal_count; ++g) {
-        auto const number = routes.route_of(in.signal[g]);
+        auto const number = routes.route_of[in.signal[g]];
         if (number == Routes::none) continue;
-        auto const& route = routes.all()[number];
-        auto const channel = routes.channels()[route.channel];
+        auto const& route = routes.all[number];
+        auto const channel = routes.channels[route.channel];
         at(route.sender)
             .push_back({Deed::Kind::give, route.sender, issue.index, in.signal[g], channel});
         at(route.receiver)
@@ -96,32 +96,32 @@ struct Player {
     for (unsigned n = 0; n < in.waits; ++n) {
       auto const& w = rank.waits[wait[deed.rank]++];
       auto const& ends = program.signals[w.signal];
-      bool const message = routes.route_of(w.signal) != Routes::none;
+      bool const message = routes.route_of[w.signal] != Routes::none;
       bool const here = place[static_cast<std::size_t>(ends.sender)] == place[deed.rank];
       if ((message || here) && given[w.signal] < w.count) fault += "an action comes too early; ";
     }
     for (unsigned g = 0; g < in.signal_count; ++g)
-      if (routes.route_of(in.signal[g]) == Routes::none) ++given[in.signal[g]];
+      if (routes.route_of[in.signal[g]] == Routes::none) ++given[in.signal[g]];
   }
 };
 
 /// Whether no value is taken into a slot that its place has not done with.
 bool slots_are_free(sg::Program const& program, Routes const& routes) {
   std::map<std::size_t, bool> busy;  // events of slots
-  for (auto const& issue : routes.order()) {
+  for (auto const& issue : routes.order) {
     auto const& in = program.ranks[issue.rank].code[issue.index];
     for (unsigned g = 0; g < in.signal_count; ++g) {
-      auto const number = routes.route_of(in.signal[g]);
+      auto const number = routes.route_of[in.signal[g]];
       if (number == Routes::none) continue;
-      auto const& route = routes.all()[number];
+      auto const& route = routes.all[number];
       bool& slot = busy[route.first_slot + (route.forward ? in.y : in.dx)];
       if (std::exchange(slot, true)) return false;
     }
-    if (!sg::computes(in.op) || !routes.is_last_use(issue.rank, issue.index)) continue;
-    if (routes.route_into(in.cell) != Routes::none)
-      busy[routes.all()[routes.route_into(in.cell)].first_slot + in.x] = false;
-    if (routes.route_back_to(in.cell) != Routes::none)
-      busy[routes.all()[routes.route_back_to(in.cell)].first_slot + in.dy] = false;
+    if (!sg::computes(in.op) || !routes.last_uses[issue.rank][issue.index]) continue;
+    if (routes.route_into[in.cell] != Routes::none)
+      busy[routes.all[routes.route_into[in.cell]].first_slot + in.x] = false;
+    if (routes.route_back_to[in.cell] != Routes::none)
+      busy[routes.all[routes.route_back_to[in.cell]].first_slot + in.dy] = false;
   }
   return true;
 }
@@ -152,7 +152,7 @@ TEST_CASE(
           Routes const routes(program, place);
           std::size_t instructions = 0;
           for (auto const& rank : program.ranks) instructions += rank.code.size();
-          REQUIRE(routes.order().size() == instructions);
+          REQUIRE(routes.order.size() == instructions);
           Player player(program, routes, place);
           REQUIRE(player.play());
           REQUIRE(player.fault.empty());

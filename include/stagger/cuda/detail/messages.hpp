@@ -32,7 +32,7 @@ class RouteValues {
     auto const& program = state_.program();
     std::size_t const directions = 2 * (program.cells.size() + program.row_edges.size());
     if (own_.size() < directions) own_ = FixedArray<OwnSlots>(directions);
-    for (Route const& route : routes.all()) {
+    for (Route const& route : routes.all) {
       static_cast<void>(wire(route.cell));
       part(route);
     }
@@ -216,11 +216,11 @@ class Messages {
     auto const& program = streams_.machine().program();
     routes_ = Routes(program, places);
     values_.load(routes_);
-    channel_ = streams_.gpus().connect(routes_.channels());
-    read_.assign(routes_.slots(), nullptr);
-    freed_.assign(routes_.slots(), false);
+    channel_ = streams_.gpus().connect(routes_.channels);
+    read_.assign(routes_.slots, nullptr);
+    freed_.assign(routes_.slots, false);
     shapes_ = FixedArray<ByteWriter>(
-        processes() == nullptr ? 0 : static_cast<int>(routes_.all().size()) * program.microbatches);
+        processes() == nullptr ? 0 : static_cast<int>(routes_.all.size()) * program.microbatches);
   }
   [[nodiscard]] Routes const& routes() const noexcept { return routes_; }
 
@@ -236,13 +236,13 @@ class Messages {
     for (unsigned n = in.waits; n != 0; --n, ++rank.wait)
       if (streams_.numbers().gpu(rank.wait->signal) == gpu)
         streams_.await(streams_.compute(r), rank.wait->signal, rank.wait->count - 1);
-    if (in.op == Op::pass || routes_.all().empty()) return;
+    if (in.op == Op::pass || routes_.all.empty()) return;
     auto const* one = &in;
     do {  // what it overwrites has been read
       for (unsigned g = 0; g < one->signal_count; ++g) {
-        auto const number = routes_.route_of(one->signal[g]);
+        auto const number = routes_.route_of[one->signal[g]];
         if (number == Routes::none) continue;
-        auto const* const read = read_[RouteValues::slot(routes_.all()[number], in)];
+        auto const* const read = read_[RouteValues::slot(routes_.all[number], in)];
         if (read != nullptr) streams_.wait(streams_.compute(r), *read);
       }
     } while (++one != rank.end && one->op == Op::pass);
@@ -254,33 +254,33 @@ class Messages {
     for (unsigned g = 0; g < in.signal_count; ++g) {
       std::uint32_t const signal = in.signal[g];
       std::size_t const number = streams_.give(signal);
-      auto const route = routes_.route_of(signal);
+      auto const route = routes_.route_of[signal];
       if (route != Routes::none)
         send(route, in, number);
       else if (streams_.own(issue.rank))
         record(issue.rank, number);
     }
-    if (routes_.all().empty() && routes_.owners().empty()) return;
+    if (routes_.all.empty() && routes_.owners.empty()) return;
     if (in.op == Op::hand_in) hand_in(issue.rank);
     if (!streams_.own(issue.rank)) return;
-    if (routes_.is_last_use(issue.rank, issue.index)) free_values(issue.rank, in);
+    if (routes_.last_uses[issue.rank][issue.index]) free_values(issue.rank, in);
     if (gathers_values(in.op)) free_rows(issue.rank, in);
   }
 
   /// Lets the stream of a rank wait for the gradients of other owners of its stages.
   void await_gradients(std::size_t rank) {
-    for (std::size_t n = 0; n < routes_.owners().size(); ++n)
-      if (routes_.owners()[n].receiver == rank) streams_.wait(streams_.compute(rank), handed_in(n));
+    for (std::size_t n = 0; n < routes_.owners.size(); ++n)
+      if (routes_.owners[n].receiver == rank) streams_.wait(streams_.compute(rank), handed_in(n));
   }
   /// Likewise until its own gradients have been read, since they are set to zero.
   void await_handing_in(std::size_t rank) {
-    for (std::size_t n = 0; n < routes_.owners().size(); ++n)
-      if (routes_.owners()[n].sender == rank) streams_.wait(streams_.compute(rank), handed_in(n));
+    for (std::size_t n = 0; n < routes_.owners.size(); ++n)
+      if (routes_.owners[n].sender == rank) streams_.wait(streams_.compute(rank), handed_in(n));
   }
 
   /// Sends updated values to the other owners of a rank's stages.
   void send_values(std::size_t rank) {
-    for (auto const& owner : routes_.owners()) {
+    for (auto const& owner : routes_.owners) {
       if (owner.receiver != rank || !(streams_.own(rank) || streams_.own(owner.sender))) continue;
       transfer_.clear();
       distributed_.each_layer(owner.cell, [&](std::size_t l, GradientCopy* copy) {
@@ -310,21 +310,21 @@ class Messages {
   }
   /// Records the event that the gradients of another owner have arrived and been read.
   [[nodiscard]] Event& handed_in(std::size_t owner) const noexcept {
-    return streams_.event(channel(channel_[routes_.owners()[owner].channel]).gpu,
+    return streams_.event(channel(channel_[routes_.owners[owner].channel]).gpu,
                           streams_.numbers().owner(owner));
   }
 
   /// Called when a rank has read for the last time what it received for a microbatch.
   void free_values(std::size_t rank, Instruction const& in) {
     auto const free = [&](std::uint32_t number, std::size_t slot) {
-      if (number != Routes::none) free_slot(rank, routes_.all()[number].first_slot + slot);
+      if (number != Routes::none) free_slot(rank, routes_.all[number].first_slot + slot);
     };
-    free(routes_.route_into(in.cell), in.x);
-    free(routes_.route_back_to(in.cell), in.dy);
+    free(routes_.route_into[in.cell], in.x);
+    free(routes_.route_back_to[in.cell], in.dy);
   }
   /// Likewise for the rows that it has gathered.
   void free_rows(std::size_t rank, Instruction const& in) {
-    for (auto const& route : routes_.all())
+    for (auto const& route : routes_.all)
       if (values_.gathers(route, in)) free_slot(rank, RouteValues::slot(route, in));
   }
   void free_slot(std::size_t rank, std::size_t slot) {
@@ -335,7 +335,7 @@ class Messages {
   /// Sends a value that an instruction has just made.
   /// @param arrival  number of the event that the receiver waits for
   void send(std::uint32_t number, Instruction const& in, std::size_t arrival) {
-    Route const& route = routes_.all()[number];
+    Route const& route = routes_.all[number];
     bool const gives = streams_.own(route.sender);
     bool const takes = streams_.own(route.receiver);
     if (!gives && !takes) return;
@@ -400,8 +400,8 @@ class Messages {
 
   /// Sends the gradients of a stage to its first owner.
   void hand_in(std::size_t rank) {
-    for (std::size_t n = 0; n < routes_.owners().size(); ++n) {
-      OwnerRoute const& owner = routes_.owners()[n];
+    for (std::size_t n = 0; n < routes_.owners.size(); ++n) {
+      OwnerRoute const& owner = routes_.owners[n];
       if (owner.sender != rank || !(streams_.own(rank) || streams_.own(owner.receiver))) continue;
       transfer_.clear();
       distributed_.each_layer(owner.cell, [&](std::size_t, GradientCopy* copy) {

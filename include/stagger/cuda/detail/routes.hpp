@@ -50,8 +50,7 @@ struct Issue {
 /// after the instruction that makes it. If each place (a GPU) enqueues its part in this order,
 /// unfinished work waits only for something earlier, so nothing deadlocks, even if a message delays
 /// the next one of its channel until both ends have reached it.
-class Routes {
- public:
+struct Routes {
   static constexpr std::uint32_t none = 0xffffffffU;
 
   Routes() = default;
@@ -59,9 +58,9 @@ class Routes {
   [[gnu::cold]] Routes(Program const& program, std::vector<int> const& places) {
     for (int const at : places) place_.push_back(at);
     put_in_order(program);
-    route_of_.assign(program.signals.size(), none);
-    into_.assign(program.cells.size(), none);
-    back_to_ = into_;
+    route_of.assign(program.signals.size(), none);
+    route_into.assign(program.cells.size(), none);
+    route_back_to = route_into;
     for (std::size_t c = 0; c < program.cells.size(); ++c) {
       int const after = program.cells[c].after;
       if (after == Cell::none) continue;
@@ -78,29 +77,18 @@ class Routes {
     find_last_uses(program);
   }
 
-  [[nodiscard]] List<Issue> const& order() const noexcept { return order_; }
-  [[nodiscard]] List<Route> const& all() const noexcept { return routes_; }
-  [[nodiscard]] List<OwnerRoute> const& owners() const noexcept { return owners_; }
-  /// Pairs of places: from, to.
-  [[nodiscard]] std::vector<std::pair<int, int>> const& channels() const noexcept {
-    return channels_;
-  }
-  /// The route whose messages a signal announces; none if it announces none, or only within a
-  /// place.
-  [[nodiscard]] std::uint32_t route_of(std::size_t signal) const noexcept {
-    return route_of_[signal];
-  }
-  /// The number of slots of all routes.
-  [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
-  /// The routes to a cell whose slots an action frees.
-  [[nodiscard]] std::uint32_t route_into(std::size_t cell) const noexcept { return into_[cell]; }
-  [[nodiscard]] std::uint32_t route_back_to(std::size_t cell) const noexcept {
-    return back_to_[cell];
-  }
-  /// Whether an instruction is the last of its microbatch at its cell.
-  [[nodiscard]] bool is_last_use(std::size_t rank, std::size_t index) const noexcept {
-    return last_uses_[rank][index];
-  }
+  List<Issue> order;
+  List<Route> all;
+  List<OwnerRoute> owners;
+  std::vector<std::pair<int, int>> channels;  ///< pairs of places: from, to
+  std::size_t slots = 0;                      ///< the number of slots of all routes
+  /// [signals] the route whose messages a signal announces; none if it announces none, or only
+  /// within a place
+  List<std::uint32_t> route_of;
+  /// [cells] the routes to a cell whose slots an action frees
+  List<std::uint32_t> route_into, route_back_to;
+  /// [ranks][instructions] whether an instruction is the last of its microbatch at its cell
+  List<std::vector<bool>> last_uses;
 
  private:
   static std::size_t rank_of(Program const& program, auto cell) noexcept {
@@ -109,27 +97,29 @@ class Routes {
 
   std::size_t channel(std::size_t sender, std::size_t receiver) {
     std::pair<int, int> const ends(place_[sender], place_[receiver]);
-    for (std::size_t i = 0; i < channels_.size(); ++i)
-      if (channels_[i] == ends) return i;
-    channels_.push_back(ends);
-    return channels_.size() - 1;
+    for (std::size_t i = 0; i < channels.size(); ++i)
+      if (channels[i] == ends) return i;
+    channels.push_back(ends);
+    return channels.size() - 1;
   }
 
-  /// @param from  the cell at which the edge begins. @param to  that at which it ends
-  void add_route(Program const& program, std::size_t from, int to, bool forward, std::size_t slots,
+  /// @param from   the cell at which the edge begins
+  /// @param to     that at which it ends
+  /// @param count  of slots
+  void add_route(Program const& program, std::size_t from, int to, bool forward, std::size_t count,
                  std::size_t row_edge = Route::whole) {
     std::size_t sender = rank_of(program, from);
     std::size_t receiver = rank_of(program, to);
     if (!forward) std::swap(sender, receiver);
     if (place_[sender] == place_[receiver]) return;
-    auto const number = static_cast<std::uint32_t>(routes_.size());
-    routes_.push_back(
-        {from, forward, sender, receiver, channel(sender, receiver), slots, slots_, row_edge});
-    slots_ += slots;
+    auto const number = static_cast<std::uint32_t>(all.size());
+    all.push_back(
+        {from, forward, sender, receiver, channel(sender, receiver), count, slots, row_edge});
+    slots += count;
     bool const whole = row_edge == Route::whole;
-    route_of_[signal_of(whole ? from : program.cells.size() + row_edge,
-                        forward ? EdgeSignal::forward_full : EdgeSignal::backward_full)] = number;
-    if (whole) (forward ? into_[to] : back_to_[from]) = number;
+    route_of[signal_of(whole ? from : program.cells.size() + row_edge,
+                       forward ? EdgeSignal::forward_full : EdgeSignal::backward_full)] = number;
+    if (whole) (forward ? route_into[to] : route_back_to[from]) = number;
   }
 
   void add_owners(Program const& program) {
@@ -138,7 +128,7 @@ class Routes {
       std::size_t const sender = rank_of(program, c);
       std::size_t const receiver = rank_of(program, first);
       if (place_[sender] != place_[receiver])
-        owners_.push_back(
+        owners.push_back(
             {c, sender, receiver, channel(sender, receiver), channel(receiver, sender)});
     }
   }
@@ -161,34 +151,26 @@ class Routes {
     }
     for (auto& round : rounds) {
       std::sort(round.begin(), round.end(), [](Issue a, Issue b) { return a.rank < b.rank; });
-      for (Issue const& issue : round) order_.push_back(issue);
+      for (Issue const& issue : round) order.push_back(issue);
     }
   }
 
   [[gnu::cold]] void find_last_uses(Program const& program) {
     List<std::vector<bool>> seen(program.cells.size());  // [cells][microbatches]
     for (auto const& rank : program.ranks) {
-      last_uses_.emplace_back(rank.code.size());
+      last_uses.emplace_back(rank.code.size());
       for (std::size_t i = rank.code.size(); i-- > 0;) {
         auto const& in = rank.code[i];
         if (!runs_layers(in.op)) continue;
         auto& seen_here = seen[in.cell];
         if (seen_here.size() <= in.microbatch) seen_here.resize(in.microbatch + 1);
-        last_uses_.back()[i] = !seen_here[in.microbatch];
+        last_uses.back()[i] = !seen_here[in.microbatch];
         seen_here[in.microbatch] = true;
       }
     }
   }
 
   List<int> place_;  // [ranks]
-  List<Issue> order_;
-  List<Route> routes_;
-  List<OwnerRoute> owners_;
-  std::vector<std::pair<int, int>> channels_;
-  List<std::uint32_t> route_of_;        // [signals]
-  List<std::uint32_t> into_, back_to_;  // [cells]
-  List<std::vector<bool>> last_uses_;   // [ranks][instructions]
-  std::size_t slots_ = 0;
 };
 
 }  // namespace stagger::cuda::detail

@@ -173,16 +173,16 @@ class EventNumbers {
     gpu_.clear();
     first_.clear();
     for (std::size_t s = 0; s < gives.size(); ++s) {
-      auto const route = routes.route_of(s);
-      std::size_t const of = route != Routes::none ? gpu[routes.all()[route].receiver]
-                                                   : gpu[program.signals[s].sender];
+      auto const route = routes.route_of[s];
+      std::size_t const of =
+          route != Routes::none ? gpu[routes.all[route].receiver] : gpu[program.signals[s].sender];
       gpu_.push_back(of);
       first_.push_back(used[of]);
       used[of] += gives[s];
     }
     slots_ = *std::max_element(used.begin(), used.end());
-    owners_ = slots_ + routes.slots();
-    fences_ = owners_ + routes.owners().size();
+    owners_ = slots_ + routes.slots;
+    fences_ = owners_ + routes.owners.size();
     ranks_ = fences_ + program.ranks.size() + streams + 1;
     groups_ = ranks_ + program.ranks.size();
     count_ = groups_ + program.groups.size() + 1;
