@@ -67,41 +67,26 @@ template <class T> inline constexpr ElementOps element_ops = make_element_ops<T>
   return items;
 }
 
-/// The part of an array that does not depend on its element type.
-class ArrayBase {
- public:
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-
- protected:
-  ArrayBase() = default;
-  ArrayBase(std::size_t size, ElementOps const& ops)
-      : items_(make_elements(size, ops)), size_(size) {}
-  ArrayBase(ArrayBase&& other) noexcept
-      : items_(std::exchange(other.items_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  [[gnu::noinline]] ArrayBase& operator=(ArrayBase&& other) noexcept {
-    std::swap(items_, other.items_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  ~ArrayBase() = default;
-
-  void* items_ = nullptr;
-  std::size_t size_ = 0;
-};
-
 }  // namespace detail
 
 /// As many default-constructed elements as it was made with. They need not be movable, and no code
 /// is compiled that would move them.
-template <class T> class FixedArray : public detail::ArrayBase {
+template <class T> class FixedArray {
  public:
   FixedArray() = default;
   explicit FixedArray(std::integral auto size)
-      : ArrayBase(static_cast<std::size_t>(size), detail::element_ops<T>) {}
-  FixedArray(FixedArray&&) noexcept = default;
-  FixedArray& operator=(FixedArray&&) noexcept = default;
+      : size_(static_cast<std::size_t>(size)),
+        items_(detail::make_elements(size_, detail::element_ops<T>)) {}
+  FixedArray(FixedArray&& other) noexcept
+      : size_(std::exchange(other.size_, 0)), items_(std::exchange(other.items_, nullptr)) {}
+  FixedArray& operator=(FixedArray&& other) noexcept {
+    std::swap(size_, other.size_);
+    std::swap(items_, other.items_);
+    return *this;
+  }
   ~FixedArray() { detail::destroy_elements(items_, size_, detail::element_ops<T>); }
 
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] T* data() noexcept { return static_cast<T*>(items_); }
   [[nodiscard]] T const* data() const noexcept { return static_cast<T const*>(items_); }
   [[nodiscard]] T* begin() noexcept { return static_cast<T*>(items_); }
@@ -116,6 +101,10 @@ template <class T> class FixedArray : public detail::ArrayBase {
     return static_cast<T const*>(items_)[i];
   }
   [[nodiscard]] T& front() noexcept { return *static_cast<T*>(items_); }
+
+ private:
+  std::size_t size_ = 0;
+  void* items_ = nullptr;
 };
 
 }  // namespace stagger
