@@ -245,40 +245,31 @@ class Communicator {
   [[nodiscard]] Group group() { return Group(*this); }
 
   template <Element T> Operation send(Group& group, std::span<T> data, int peer) {
-    return collect(
-        group,
-        {detail::CallKind::send, data.data(), nullptr, data.size(), detail::data_type<T>, peer},
-        "send");
+    return collect(group, {detail::CallKind::send, data.data(), nullptr, data.size(),
+                           detail::data_type<T>, peer});
   }
   template <Element T> Operation receive(Group& group, std::span<T> data, int peer) {
-    return collect(
-        group,
-        {detail::CallKind::receive, nullptr, data.data(), data.size(), detail::data_type<T>, peer},
-        "receive");
+    return collect(group, {detail::CallKind::receive, nullptr, data.data(), data.size(),
+                           detail::data_type<T>, peer});
   }
   template <Element T> Operation broadcast(std::span<T> data, int root) {
     return call({detail::CallKind::broadcast, data.data(), data.data(), data.size(),
-                 detail::data_type<T>, root},
-                "broadcast");
+                 detail::data_type<T>, root});
   }
   template <Element T> Operation all_reduce(std::span<T> data, Reduction how) {
     return call({detail::CallKind::all_reduce, data.data(), data.data(), data.size(),
-                 detail::data_type<T>, 0, detail::reduction(how)},
-                "all-reduce");
+                 detail::data_type<T>, 0, detail::reduction(how)});
   }
   /// Together with the other calls of the group.
   template <Element T> Operation all_reduce(Group& group, std::span<T> data, Reduction how) {
-    return collect(group,
-                   {detail::CallKind::all_reduce, data.data(), data.data(), data.size(),
-                    detail::data_type<T>, 0, detail::reduction(how)},
-                   "all-reduce");
+    return collect(group, {detail::CallKind::all_reduce, data.data(), data.data(), data.size(),
+                           detail::data_type<T>, 0, detail::reduction(how)});
   }
   /// @pre  data.size() is a multiple of size(): NCCL supports only equal pieces
   template <Element T> Operation all_gather(std::span<T> data) {
     std::size_t const each = piece(data.size());
     return call({detail::CallKind::all_gather, data.data() + each * index(), data.data(), each,
-                 detail::data_type<T>},
-                "all-gather");
+                 detail::data_type<T>});
   }
 
   /// Makes the connections to peers now. Otherwise NCCL makes them at the first message, which
@@ -361,15 +352,15 @@ class Communicator {
     return count / ranks;
   }
 
-  Operation collect(Group& group, detail::Call const& call, char const* what) {
+  Operation collect(Group& group, detail::Call const& call) {
     calls_.push_back(call);
-    return {issuer_, state_, group.number_, what};
+    return {issuer_, state_, group.number_, detail::name_of(call.kind)};
   }
 
-  Operation call(detail::Call const& one, char const* what) {
+  Operation call(detail::Call const& one) {
     need();
     calls_.assign(1, one);
-    return begun(issuer_->ask_calls(state_, calls_), what);
+    return begun(issuer_->ask_calls(state_, calls_), detail::name_of(one.kind));
   }
 
   /// The operation for a batch that was just asked for.

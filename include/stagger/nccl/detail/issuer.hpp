@@ -22,6 +22,10 @@
 namespace stagger::nccl::detail {
 
 enum class CallKind : std::uint8_t { send, receive, broadcast, all_reduce, all_gather };
+[[nodiscard]] constexpr char const* name_of(CallKind kind) noexcept {
+  constexpr char const* names[] = {"send", "receive", "broadcast", "all-reduce", "all-gather"};
+  return names[static_cast<int>(kind)];
+}
 
 struct Call {
   CallKind kind = CallKind::send;
