@@ -19,8 +19,7 @@ namespace stagger::partition {
 /// depend on transfers, memory and differences between devices, but the reported costs do. Of
 /// several optimal partitions, it takes the one whose cuts come first.
 struct Block {
-  InFlight rule = InFlight::safe;  ///< for the reported memory
-  int in_flight = 1;
+  int in_flight = 1;  ///< minibatches in flight, for the reported memory
 
   /// The first layer of each block after the first, for the given weights of layers.
   /// @throws Error  bad_configuration for fewer weights than blocks, or a weight that is negative
@@ -54,8 +53,7 @@ struct Block {
     detail::require_stages(costs.devices(), costs.layers());
     std::vector<double> weights;
     for (int l = 0; l < costs.layers(); ++l) weights.push_back(costs.compute_s(0, l, l + 1));
-    return judge(costs, cuts(weights, costs.devices()), detail::given_order(costs), rule,
-                 in_flight);
+    return judge(costs, cuts(weights, costs.devices()), detail::given_order(costs), in_flight);
   }
 };
 

@@ -72,7 +72,7 @@ struct Named {
     } else {
       detail::require_in_flight(in_flight);
       return judge(costs, P{costs.devices()}.cuts(costs.layers()), detail::given_order(costs),
-                   InFlight::safe, in_flight);
+                   in_flight);
     }
   }
 };

@@ -20,13 +20,6 @@
 
 namespace stagger::partition {
 
-/// How many minibatches are assumed to be in flight at a stage. The last stage runs forward and
-/// backward at once and holds one.
-enum class InFlight : std::uint8_t {
-  safe,      ///< all of them: always sufficient
-  balanced,  ///< min(all, 2 * stages after it + 1): sufficient only if the schedule keeps to it
-};
-
 /// The properties of a device that matter to a partitioner.
 struct Place {
   int times = 0;  ///< row of Costs::until_s
@@ -94,27 +87,21 @@ struct Costs {
     return parameter_bytes_until[detail::at(last)] - parameter_bytes_until[detail::at(first)];
   }
 
-  /// Bytes that a stage of the layers [first, last) needs: copies of its parameters, what
-  /// minibatches in flight keep for their backward, and what waits in front of the last stage.
-  /// @param only       whether it is the only stage
-  /// @param held       minibatches in flight at this stage
-  /// @param in_flight  of the whole pipeline
-  [[nodiscard]] constexpr double memory_bytes(int first, int last, bool only, bool is_last,
-                                              int held, int in_flight) const {
+  /// Bytes that the layers [first, last) need as one of `stages` stages: copies of their parameters,
+  /// what minibatches in flight keep for their backward, and what waits in front of the last stage.
+  /// That stage runs forward and backward at once and holds one minibatch, any other may hold all.
+  /// @param in_flight  minibatches in the whole pipeline
+  [[nodiscard]] constexpr double memory_bytes(int first, int last, int stage, int stages,
+                                              int in_flight) const {
+    bool const ends = stage == stages - 1;
+    int const held = ends ? 1 : in_flight;
     double const stash = stash_bytes_until[detail::at(last)] - stash_bytes_until[detail::at(first)];
     double const waiting =
-        is_last && !only ? (in_flight - 1) * boundary_bytes[detail::at(first)] : 0;
+        ends && stage > 0 ? (in_flight - 1) * boundary_bytes[detail::at(first)] : 0;
     double const copies = parameter_copies > 0 ? parameter_copies : 2 + held;
     return parameter_bytes(first, last) * copies + stash * held + waiting;
   }
 };
-
-/// The most minibatches in flight at a stage, by a rule.
-[[nodiscard]] constexpr int held_in_flight(InFlight rule, int stage, int stages, int in_flight) {
-  if (stage == stages - 1) return 1;
-  if (rule == InFlight::safe) return in_flight;
-  return std::min(in_flight, 2 * (stages - 1 - stage) + 1);
-}
 
 /// Cuts and their costs.
 struct Partition {
@@ -164,18 +151,11 @@ constexpr void require_stages(int stages, int layers) {
 
 /// The limits on the stages of a partition.
 struct Limits {
-  InFlight rule = InFlight::safe;
   int in_flight = 1;         ///< minibatches
   double memory_factor = 1;  ///< factor of each device's memory
 
   [[nodiscard]] constexpr double available(Costs const& costs, int device) const {
     return costs.place(device).memory_bytes * memory_factor;
-  }
-  /// Bytes that the layers [first, last) need as one of `stages` stages.
-  [[nodiscard]] constexpr double bytes(Costs const& costs, int stage, int stages, int first,
-                                       int last) const {
-    return costs.memory_bytes(first, last, stages == 1, stage == stages - 1,
-                              held_in_flight(rule, stage, stages, in_flight), in_flight);
   }
 };
 
@@ -212,14 +192,12 @@ struct Limits {
 /// @param  order  [stages] indices of Costs::places
 /// @throws Error  bad_configuration for cuts that do not rise, or devices that do not exist
 [[nodiscard]] constexpr Partition judge(Costs const& costs, std::vector<int> const& cuts,
-                                        std::span<int const> order, InFlight rule = InFlight::safe,
-                                        int in_flight = 1) {
+                                        std::span<int const> order, int in_flight = 1) {
   int const stages = static_cast<int>(order.size());
   detail::require_stages(stages, costs.layers());
   if (cuts.size() + 1 != order.size())
     raise(Errc::bad_configuration, cuts.size(), " cuts make ", counted(cuts.size() + 1, "stage"),
           ", but ", stages, " devices", " are given; give one for each stage");
-  detail::Limits const limits{rule, in_flight};
   std::vector<int> const bounds = detail::bounds_of(cuts, costs.layers());
   Partition result{.cuts = cuts};
   for (std::size_t s = 0; s < order.size(); ++s) {
@@ -234,7 +212,7 @@ struct Limits {
                                                    s == 0 ? -1 : order[s - 1],
                                                    s + 1 == order.size() ? -1 : order[s + 1]));
     result.memory_bytes.push_back(
-        detail::whole_bytes(limits.bytes(costs, stage, stages, first, last)));
+        detail::whole_bytes(costs.memory_bytes(first, last, stage, stages, in_flight)));
     result.bottleneck_s = std::max(result.bottleneck_s, result.stage_s.back());
   }
   return result;

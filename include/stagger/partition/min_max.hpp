@@ -78,7 +78,7 @@ template <class Search>
   std::size_t worst = 0;
   double excess = 0;
   auto const needed = [&](std::size_t s, int first, int last) {
-    return limits.bytes(costs, static_cast<int>(s), stages, first, last);
+    return costs.memory_bytes(first, last, static_cast<int>(s), stages, limits.in_flight);
   };
   for (std::size_t s = 0; s < order.size(); ++s) {
     double const ratio = needed(s, bounds[s], bounds[s + 1]) / limits.available(costs, order[s]);
@@ -96,10 +96,7 @@ template <class Search>
                available = limits.available(costs, order[worst]);
   int const device = costs.place(order[worst]).id;
   int fewer = limits.in_flight - 1;
-  for (; fewer > 0; --fewer) {
-    Limits const tried{limits.rule, fewer, limits.memory_factor};
-    if (!search(tried).empty()) break;
-  }
+  while (fewer > 0 && search(Limits{fewer, limits.memory_factor}).empty()) --fewer;
   std::string sentence = text(
       "no partition fits with ", limits.in_flight, " in flight: even the best lets stage ", worst,
       " (layers ", first, " to ", last - 1, ") need ", bytes_text(whole), " bytes on device ",
@@ -129,8 +126,7 @@ template <class Search>
 /// of devices that HetPipe's table would exceed `most_states`: then the best order found by a local
 /// search is taken, and Partition::gap() bounds the distance from the optimum.
 struct MinMax {
-  bool any_order = false;  ///< devices in any order instead of the given one
-  InFlight rule = InFlight::safe;
+  bool any_order = false;              ///< devices in any order instead of the given one
   int in_flight = 1;                   ///< minibatches in flight, >= 1, for the memory
   std::size_t most_states = 1U << 24;  ///< 64-bit words of the table
 
@@ -139,14 +135,14 @@ struct MinMax {
   [[nodiscard]] constexpr Partition partition(Costs const& costs) const {
     detail::require_in_flight(in_flight);
     detail::require_stages(costs.devices(), costs.layers());
-    detail::Limits const limits{rule, in_flight, 1};
+    detail::Limits const limits{in_flight, 1};
     Found const best = search(costs, limits);
     if (best.order.empty()) {
       auto const again = [&](detail::Limits const& other) { return search(costs, other).order; };
       detail::refuse_to_fit(costs, limits, again);
     }
     detail::GivenOrder exact(costs, best.order, limits);
-    Partition result = judge(costs, exact.cuts(best.bottleneck_s), best.order, rule, in_flight);
+    Partition result = judge(costs, exact.cuts(best.bottleneck_s), best.order, in_flight);
     result.lower_bound_s = std::min(result.bottleneck_s, best.lower_bound_s);
     return result;
   }

@@ -209,8 +209,7 @@ struct PipeDream {
       result.stage_s.push_back(seconds_of(costs, stage, width));
       result.devices.push_back(std::move(ids));
       result.memory_bytes.push_back(
-          detail::whole_bytes(detail::Limits{InFlight::safe, in_flight}.bytes(
-              costs, s, count, stage.first, stage.last)));
+          detail::whole_bytes(costs.memory_bytes(stage.first, stage.last, s, count, in_flight)));
     }
     return result;
   }

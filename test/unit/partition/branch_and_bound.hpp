@@ -58,7 +58,7 @@ class BranchAndBound {
       used_[at(d)] = true;
       order_.push_back(d);
       for (int end = s + 1 == P ? N : first + 1; end <= N - (P - 1 - s); ++end) {
-        bool const fits = limits_.bytes(costs_, s, P, first, end) <= limits_.available(costs_, d);
+        bool const fits = costs_.memory_bytes(first, end, s, P, 1) <= costs_.place(d).memory_bytes;
         double seconds = costs_.compute_s(d, first, end);
         if (s > 0) seconds += costs_.receive_s(before, d, first);
         if (!fits || !(seconds < best_s_)) break;  // more layers only add to both
@@ -85,7 +85,6 @@ class BranchAndBound {
   }
 
   partition::Costs const& costs_;
-  partition::detail::Limits limits_{};
   double best_s_ = partition::detail::no_time;
   std::vector<bool> used_;
   std::vector<int> order_{};

@@ -14,7 +14,6 @@
 namespace min_max_test {
 
 using namespace partitions;
-using partition::InFlight;
 using partition::MinMax;
 using stagger::Error;
 
@@ -24,11 +23,11 @@ double const none = std::numeric_limits<double>::infinity();
 
 /// The best there is, by trying everything. With `order` empty every order is tried.
 double brute_force(Profile const& p, Cluster const& c, std::vector<int> const& order, int stages,
-                   int in_flight, bool balanced) {
+                   int in_flight) {
   double best = none;
   auto const with = [&](std::vector<int> const& devices) {
     every_cut(p.size(), stages, [&](std::vector<int> const& bounds) {
-      best = std::min(best, bottleneck(p, c, devices, bounds, in_flight, balanced));
+      best = std::min(best, bottleneck(p, c, devices, bounds, in_flight));
     });
   };
   if (order.empty())
@@ -46,8 +45,7 @@ double solve(MinMax const& policy, Profile const& p, Cluster const& c) {
     for (auto const& d : found.devices) order.push_back(d.front());
     bounds.insert(bounds.end(), found.cuts.begin(), found.cuts.end());
     bounds.push_back(p.size());
-    double const really =
-        bottleneck(p, c, order, bounds, policy.in_flight, policy.rule == InFlight::balanced);
+    double const really = bottleneck(p, c, order, bounds, policy.in_flight);
     CHECK(found.bottleneck_s == Approx(really).margin(1e-12));
     CHECK(found.lower_bound_s == found.bottleneck_s);
     for (std::size_t s = 0; s < order.size(); ++s)
@@ -74,10 +72,8 @@ TEST_CASE("partition/MinMax: a given order gets the best cuts there are, memory 
     int const stages = pick(random, 1, std::min(layers, 4));
     auto const p = model(random, layers, i % 2 == 0);
     auto const c = devices(random, stages, 40, i % 3 == 0 ? 120 : 2000);
-    MinMax const policy{.rule = i % 4 == 0 ? InFlight::balanced : InFlight::safe,
-                        .in_flight = pick(random, 1, 4)};
-    double const best = brute_force(p, c, numbered(stages), stages, policy.in_flight,
-                                    policy.rule == InFlight::balanced);
+    MinMax const policy{.in_flight = pick(random, 1, 4)};
+    double const best = brute_force(p, c, numbered(stages), stages, policy.in_flight);
     CAPTURE(i, layers, stages);
     REQUIRE(same(solve(policy, p, c), best));
     impossible += best == none ? 1 : 0;
@@ -94,11 +90,8 @@ TEST_CASE("partition/MinMax: with free order, the best of all orders, memory kep
     int const stages = pick(random, 1, std::min(layers, 4));
     auto const p = model(random, layers, i % 2 == 0);
     auto const c = devices(random, stages, 40, i % 3 == 0 ? 120 : 2000);
-    MinMax const policy{.any_order = true,
-                        .rule = i % 4 == 0 ? InFlight::balanced : InFlight::safe,
-                        .in_flight = pick(random, 1, 4)};
-    double const best =
-        brute_force(p, c, {}, stages, policy.in_flight, policy.rule == InFlight::balanced);
+    MinMax const policy{.any_order = true, .in_flight = pick(random, 1, 4)};
+    double const best = brute_force(p, c, {}, stages, policy.in_flight);
     CAPTURE(i, layers, stages);
     REQUIRE(same(solve(policy, p, c), best));
     impossible += best == none ? 1 : 0;
@@ -126,10 +119,10 @@ TEST_CASE("partition/MinMax: the table of orders has one for the optimum, and no
     int const layers = pick(random, 2, 7), stages = pick(random, 2, std::min(layers, 4));
     auto const p = model(random, layers, i % 2 == 0);
     auto const c = devices(random, stages, 40, i % 3 == 0 ? 120 : 2000);
-    double const best = brute_force(p, c, {}, stages, 2, false);
+    double const best = brute_force(p, c, {}, stages, 2);
     if (best == none) continue;
     auto const costs = partition::costs(p, c, numbered(c.size()));
-    partition::detail::Limits const limits{InFlight::safe, 2, 1};  // the table refers to it
+    partition::detail::Limits const limits{2, 1};  // the table refers to it
     partition::detail::AnyOrder table(costs, limits, 1U << 20);
     REQUIRE(table.possible());
     CAPTURE(i, layers, stages, best);
@@ -161,7 +154,7 @@ TEST_CASE("partition/MinMax: of equal bottlenecks, fewest bytes over the cuts, t
     int equal = 0;
     every_cut(layers, stages, [&](std::vector<int> const& bounds) {
       std::vector<int> const cuts(bounds.begin() + 1, bounds.end() - 1);
-      double const value = bottleneck(p, c, numbered(stages), bounds, 1, false);
+      double const value = bottleneck(p, c, numbered(stages), bounds, 1);
       double bytes = 0;
       for (int const cut : cuts)
         bytes += static_cast<double>(p.layers[static_cast<std::size_t>(cut) - 1].activation_bytes);

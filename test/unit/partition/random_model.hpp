@@ -68,13 +68,12 @@ struct Stage {
 };
 
 inline Stage stage(Profile const& p, Cluster const& c, std::vector<int> const& order,
-                   std::vector<int> const& bounds, std::size_t s, int in_flight, bool balanced) {
+                   std::vector<int> const& bounds, std::size_t s, int in_flight) {
   Stage result;
   auto const [first, last] = std::pair{bounds[s], bounds[s + 1]};
   auto const& device = c.device(order[s]);
   bool const end = s + 1 == order.size();
-  int const behind = static_cast<int>(order.size() - s) - 1;
-  int const held = end ? 1 : balanced ? std::min(in_flight, 2 * behind + 1) : in_flight;
+  int const held = end ? 1 : in_flight;
   for (int l = first; l < last; ++l) {
     auto const& layer = p.layers[static_cast<std::size_t>(l)];
     double forward = layer.forward_s / device.speed, backward = layer.backward_s / device.speed;
@@ -101,10 +100,10 @@ inline Stage stage(Profile const& p, Cluster const& c, std::vector<int> const& o
 
 /// Slowest stage; infinity if some stage does not fit.
 inline double bottleneck(Profile const& p, Cluster const& c, std::vector<int> const& order,
-                         std::vector<int> const& bounds, int in_flight, bool balanced) {
+                         std::vector<int> const& bounds, int in_flight) {
   double worst = 0;
   for (std::size_t s = 0; s < order.size(); ++s) {
-    Stage const x = stage(p, c, order, bounds, s, in_flight, balanced);
+    Stage const x = stage(p, c, order, bounds, s, in_flight);
     if (x.bytes > static_cast<double>(c.device(order[s]).memory_bytes))
       return std::numeric_limits<double>::infinity();
     worst = std::max(worst, x.seconds);

@@ -92,7 +92,7 @@ class AnyOrder {
           for (std::size_t same = 0; same < 2; ++same) {
             std::fill(out.begin(), out.end(), 0);
             for_each_bit(from, [&](int j) {
-              std::uint64_t const* const ends = &reach_[step(placed, c, way, same, j)];
+              std::uint64_t const* const ends = &reach_[step(c, way, same, j)];
               for (std::size_t w = 0; w < words_; ++w) out[w] |= ends[w];
             });
             clear_below(out, rates - rates_[c], most);
@@ -127,11 +127,9 @@ class AnyOrder {
   /// The index in reach_ of the ends of a stage.
   /// @param way   the previous device: 0 in another node, 1 in the same, 2 there is none
   /// @param same  whether the next device is in the same node
-  [[nodiscard]] constexpr std::size_t step(int placed, std::size_t c, std::size_t way,
-                                           std::size_t same, int j) const {
-    std::size_t const position = by_position_ ? at(placed) : 0;
-    return ((((position * classes_.size() + c) * 3 + way) * 2 + same) * at(layers_ + 1) + at(j)) *
-           words_;
+  [[nodiscard]] constexpr std::size_t step(std::size_t c, std::size_t way, std::size_t same,
+                                           int j) const {
+    return (((c * 3 + way) * 2 + same) * at(layers_ + 1) + at(j)) * words_;
   }
   /// Stage times depend only on the links to the neighbours.
   [[nodiscard]] constexpr double seconds(std::size_t c, int i, int j, std::size_t way,
@@ -146,9 +144,7 @@ class AnyOrder {
 
   /// Computes the possible ends of each stage for each beginning.
   constexpr void prepare(double most) {
-    by_position_ = limits_.rule != InFlight::safe;
-    int const positions = by_position_ ? std::max(stages() - 1, 1) : 1;
-    reach_.assign(at(positions) * classes_.size() * 6 * at(layers_ + 1) * words_, 0);
+    reach_.assign(classes_.size() * 6 * at(layers_ + 1) * words_, 0);
     last_.assign(classes_.size() * 3 * words_, 0);
     std::vector<int> each;  // a device of each class
     for (Class const& c : classes_) each.push_back(c.devices.front());
@@ -166,23 +162,22 @@ class AnyOrder {
     }
     for (std::size_t c = 0; c < classes_.size(); ++c) {
       int const device = classes_[c].devices.front();
-      double const available = limits_.available(costs_, device);
+      auto const fits = [&](int i, int j, int stage) {
+        return costs_.memory_bytes(i, j, stage, stages(), limits_.in_flight) <=
+               limits_.available(costs_, device);
+      };
       for (int i = 0; i < layers_; ++i) {
-        bool const fits = limits_.bytes(costs_, stages() - 1, stages(), i, layers_) <= available;
-        for (std::size_t way = 0; way < 3 && fits; ++way)
+        bool const ends = fits(i, layers_, stages() - 1);
+        for (std::size_t way = 0; way < 3 && ends; ++way)
           if (seconds(c, i, layers_, way, -1) <= most)
             last_[(c * 3 + way) * words_ + at(i) / 64] |= std::uint64_t{1} << (i % 64);
-        for (int position = 0; position < positions && stages() > 1; ++position) {
-          for (int j = i + 1; j < layers_; ++j) {
-            if (costs_.compute_s(device, i, j) > most ||
-                limits_.bytes(costs_, position, stages(), i, j) > available)
-              break;
-            for (std::size_t way = 0; way < 3; ++way)
-              for (std::size_t same = 0; same < 2; ++same)
-                if (seconds(c, i, j, way, static_cast<int>(same)) <= most)
-                  reach_[step(position, c, way, same, i) + at(j) / 64] |= std::uint64_t{1}
-                                                                          << (j % 64);
-          }
+        // Of the stages but the last, the number does not matter.
+        for (int j = i + 1; j < layers_ && stages() > 1; ++j) {
+          if (costs_.compute_s(device, i, j) > most || !fits(i, j, 0)) break;
+          for (std::size_t way = 0; way < 3; ++way)
+            for (std::size_t same = 0; same < 2; ++same)
+              if (seconds(c, i, j, way, static_cast<int>(same)) <= most)
+                reach_[step(c, way, same, i) + at(j) / 64] |= std::uint64_t{1} << (j % 64);
         }
       }
     }
@@ -224,7 +219,7 @@ class AnyOrder {
         std::size_t const before = state - classes_[b].stride;
         for (std::size_t in = placed == 1 ? 2 : 0; in < (placed == 1 ? 3U : 2U) && !found; ++in) {
           auto const hit = [&](int i) {
-            return (reach_[step(placed - 1, b, in, way, i) + at(j) / 64] >> (j % 64) & 1) != 0;
+            return (reach_[step(b, in, way, i) + at(j) / 64] >> (j % 64) & 1) != 0;
           };
           int from = -1;
           if (placed == 1) {
@@ -258,7 +253,6 @@ class AnyOrder {
   int layers_;
   std::size_t words_;
   bool possible_ = false;
-  bool by_position_ = false;
   std::size_t states_ = 0;
   double receive_ = 0;  // the cheapest transfer
   std::vector<Class> classes_{};

@@ -43,7 +43,8 @@ class GivenOrder {
   }
 
   [[nodiscard]] constexpr bool fits(int s, int i, int j) const {
-    return limits_.bytes(costs_, s, stages_, i, j) <= limits_.available(costs_, order_[at(s)]);
+    return costs_.memory_bytes(i, j, s, stages_, limits_.in_flight) <=
+           limits_.available(costs_, order_[at(s)]);
   }
 
   /// Computes the range in which each stage may end, considering only computing time. False if some
