@@ -16,6 +16,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/blocks.hpp>
 #include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 namespace stagger::report {
@@ -50,21 +51,12 @@ struct Summary {
   result.makespan_s = detail::extent(timeline).length_s();
   for (auto const& row : timeline.rows) {
     double work = 0;
-    int live = 0;
     int peak = 0;
-    bool frees = false;  // a backward that opens a pair frees only after the pair's F counted
+    schedule::detail::LiveCount count;
     detail::for_each_block(row, [&](detail::Block const& block) {
       if (!schedule::is_compute(block.action.kind)) return;
-      bool const ends = schedule::ends_flight(block.action.kind);
       if (block.half != detail::Half::second) work += block.end_s - block.start_s;
-      if (block.action.kind == schedule::Kind::forward && !block.repeated)
-        peak = std::max(peak, ++live);
-      if (block.half == detail::Half::first) {
-        frees = ends;
-      } else {
-        live -=
-            static_cast<int>(ends) + static_cast<int>(block.half == detail::Half::second && frees);
-      }
+      if (!block.repeated) peak = std::max(peak, count.run(block.action));
     });
     result.work_s.push_back(work);
     result.span_s.push_back(detail::extent(row).length_s());

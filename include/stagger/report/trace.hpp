@@ -5,16 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include <stagger/core/error.hpp>
 #include <stagger/report/detail/blocks.hpp>
 #include <stagger/report/detail/trace_writer.hpp>
-#include <stagger/report/format.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 namespace stagger::report {
@@ -22,11 +19,8 @@ namespace stagger::report {
 /// One process of a trace: the iterations of one pipeline, for instance predicted or measured.
 struct TraceGroup {
   std::string_view name;                      ///< of the process; empty: "stagger"
-  std::span<schedule::Timeline const> steps;  ///< iterations, in order
-  /// [steps] when each iteration started, in seconds >= 0; empty: each when the one before it
-  /// ended.
-  std::span<double const> starts_s{};
-  long long first_step = 0;  ///< number of the first iteration
+  std::span<schedule::Timeline const> steps;  ///< iterations, each from when the last one ended
+  long long first_step = 0;                   ///< number of the first iteration
 };
 
 /// A trace of several groups side by side, one process each.
@@ -40,21 +34,11 @@ struct TraceGroup {
 /// exact to the nanosecond; an action shorter than that is shown a nanosecond long, because a slice
 /// without length would neither nest nor carry an arrow.
 ///
-/// @throws Error  bad_data for a time that is not finite, an end before its start, or a count of
-///                starts other than of steps
+/// @throws Error  bad_data for a time that is not finite or an end before its start
 /// @complexity    O(actions log actions) of one iteration
 [[nodiscard]] inline std::string perfetto(std::span<TraceGroup const> groups) {
   bool several = false;
   for (TraceGroup const& group : groups) {
-    if (!group.starts_s.empty() && group.starts_s.size() != group.steps.size()) {
-      raise(Errc::bad_data, "a trace has ", group.steps.size(), " steps but ",
-            group.starts_s.size(), " starts; give one start per step or none");
-    }
-    for (double const start : group.starts_s) {
-      if (start >= 0 && start <= 4e9) continue;
-      raise(Errc::bad_data, "a step of a trace starts at ", format_shortest(start),
-            " s; give seconds from 0 to 4e9");
-    }
     for (schedule::Timeline const& timeline : group.steps) detail::require_times(timeline);
     several = several || group.steps.size() > 1;
   }
@@ -63,10 +47,8 @@ struct TraceGroup {
     int ranks = 0;
     for (auto const& timeline : group.steps) ranks = std::max(ranks, timeline.ranks());
     writer.process(group.name.empty() ? "stagger" : group.name, ranks);
-    for (std::size_t i = 0; i < group.steps.size(); ++i) {
-      double const start_s = group.starts_s.empty() ? -1 : group.starts_s[i];
-      writer.step(group.steps[i], group.first_step + static_cast<long long>(i), start_s);
-    }
+    long long number = group.first_step;
+    for (auto const& timeline : group.steps) writer.step(timeline, number++);
   }
   return std::move(writer).document();
 }

@@ -276,20 +276,6 @@ TEST_CASE("report/trace: steps follow each other, each in a slice of its own", "
   }
 }
 
-TEST_CASE("report/trace: a step starts when it is said to, but never before its rank is free",
-          "[report]") {
-  std::vector<Timeline> const steps(2, sample::play(sample::gpipe(1, 2), 1, 1, 0));
-  std::vector<double> const apart{0.5, 10};
-  report::TraceGroup group{.name = "", .steps = steps, .starts_s = apart};
-  auto slices = Viewer(report::perfetto(std::span{&group, 1})).of("rank 0");
-  CHECK(slices.front().start == 500'000'000);
-  CHECK(slices.back().end == 14'000'000'000);
-  std::vector<double> const overlapping{0, 1};
-  group.starts_s = overlapping;
-  slices = Viewer(report::perfetto(std::span{&group, 1})).of("rank 0");
-  CHECK(slices.size() == 10);  // still nested, which the viewer checked
-}
-
 TEST_CASE("report/trace: ties, zero lengths and ticks of a coarse clock stay nested", "[report]") {
   Timeline timeline = sample::play(sample::one_f_one_b(4, 16, true), 3e-9, 2e-9, 0);
   double tick_s = 0;
@@ -438,21 +424,15 @@ TEST_CASE("report/trace: a slice says how long it exchanged with its group, if i
 
 TEST_CASE("report/trace: impossible times are refused", "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);
-  std::vector<double> starts{0, 1};
   auto const attempt = [&] {
-    report::TraceGroup const group{.name = "", .steps = {&timeline, 1}, .starts_s = starts};
     try {
-      (void)report::perfetto(std::span{&group, 1});
+      (void)report::perfetto(timeline);
     } catch (stagger::Error const& error) {
       CHECK(error.code() == stagger::Errc::bad_data);
       return std::string(error.what());
     }
     return std::string();
   };
-  CHECK_THAT(attempt(), Catch::Contains("1 steps but 2 starts"));
-  starts = {-1};
-  CHECK_THAT(attempt(), Catch::Contains("-1 s"));
-  starts = {};
   CHECK(attempt().empty());
   timeline.rows[1][2].end_s = timeline.rows[1][2].start_s - 1;
   CHECK_THAT(attempt(), Catch::Contains("1B0 of rank 1"));

@@ -21,15 +21,8 @@ enum class Half : unsigned char { none, first, second };
 
 /// One compute action or reduction as it is drawn. The halves of a pair share the pair's time,
 /// first start to last end.
-struct Block {
-  schedule::Action action;
-  double start_s = 0;
-  double end_s = 0;
+struct Block : schedule::Span {
   Half half = Half::none;
-  bool repeated = false;  // a forward run again by recomputation
-  int lacked = -1;        // as of its span
-  int lacked_of = -1;     // likewise
-  double exchange_s = 0;  // likewise
 };
 
 /// First start and last end of what occupies the ranks of a timeline or a row: compute actions,
@@ -68,30 +61,23 @@ inline void require_times(schedule::Timeline const& timeline) {
 template <class F> void for_each_block(std::vector<schedule::Span> const& row, F&& f) {
   Block pending{};
   bool open = false;  // `pending` waits for its second half; messages may stand between
-  auto const block_of = [](schedule::Span const& span) {
-    return Block{span.action,   span.start_s, span.end_s,     Half::none,
-                 span.repeated, span.lacked,  span.lacked_of, span.exchange_s};
-  };
-  auto const emit_pair = [&](Block second) {
-    pending.start_s = second.start_s = std::min(pending.start_s, second.start_s);
-    pending.end_s = second.end_s = std::max(pending.end_s, second.end_s);
-    pending.half = Half::first;
-    second.half = Half::second;
-    f(pending);
-    f(second);
-    open = false;
-  };
   for (schedule::Span const& span : row) {
     if (schedule::travels(span.action.kind)) continue;
-    if (span.action.kind == schedule::Kind::reduce_gradient) {
-      f(Block{span.action, span.start_s, span.end_s, Half::none});
-    } else if (open) {
-      emit_pair(block_of(span));
-    } else if (span.action.overlaps_next) {
-      pending = block_of(span);
+    bool const alone = span.action.kind == schedule::Kind::reduce_gradient ||
+                       (!open && !span.action.overlaps_next);
+    if (alone) {
+      f(Block{span});
+    } else if (!open) {
+      pending = {span};
       open = true;
     } else {
-      f(block_of(span));
+      Block second{span, Half::second};
+      pending.start_s = second.start_s = std::min(pending.start_s, second.start_s);
+      pending.end_s = second.end_s = std::max(pending.end_s, second.end_s);
+      pending.half = Half::first;
+      f(pending);
+      f(second);
+      open = false;
     }
   }
   if (open) f(pending);  // the row ended in the middle of a pair

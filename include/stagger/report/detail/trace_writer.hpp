@@ -119,10 +119,9 @@ class TraceWriter {
       tracks_.push_back({.tid = events_.thread(text("rank ", r), r * 100)});
   }
 
-  /// Writes one iteration that starts `start_s` seconds into the trace; negative: when the one
-  /// before it ended.
-  void step(schedule::Timeline const& timeline, long long number, double start_s) {
-    std::int64_t const origin = start_s >= 0 ? to_ns(start_s) : process_end_ns_;
+  /// Writes one iteration, which starts when the one before it ended.
+  void step(schedule::Timeline const& timeline, long long number) {
+    std::int64_t const origin = process_end_ns_;
     if (origin > to_ns(4e9)) {
       raise(Errc::bad_data, "a trace of more than 4e9 s; give the times in seconds");
     }
@@ -144,19 +143,13 @@ class TraceWriter {
   [[nodiscard]] std::string document() && { return std::move(events_).document(); }
 
  private:
-  /// A placed compute action. `anchor_ns` is where its arrows bind: a time at which it is the
-  /// innermost slice.
-  struct Slice {
-    schedule::Action action;
+  /// A placed action. `anchor_ns` is where its arrows bind: a time at which it is the innermost
+  /// slice.
+  struct Slice : Block {
     std::size_t row = 0;
     std::int64_t start_ns = 0;
     std::int64_t end_ns = 0;
     std::int64_t anchor_ns = 0;
-    Half half = Half::none;
-    bool repeated = false;
-    int lacked = -1;
-    int lacked_of = -1;
-    std::int64_t exchange_ns = 0;
   };
   struct Lane {
     int tid = 0;
@@ -176,16 +169,7 @@ class TraceWriter {
   void place_blocks(std::vector<schedule::Span> const& row, std::size_t r, std::int64_t origin) {
     Track& track = tracks_[r];
     for_each_block(row, [&](Block const& block) {
-      Slice slice{block.action,
-                  r,
-                  origin + to_ns(block.start_s),
-                  origin + to_ns(block.end_s),
-                  0,
-                  block.half,
-                  block.repeated,
-                  block.lacked,
-                  block.lacked_of,
-                  to_ns(block.exchange_s)};
+      Slice slice{block, r, origin + to_ns(block.start_s), origin + to_ns(block.end_s)};
       if (block.half == Half::second) {  // inside the first half, from its second nanosecond on
         slice.start_ns = slices_.back().start_ns + 1;
         slice.end_ns = slices_.back().end_ns;
@@ -210,7 +194,7 @@ class TraceWriter {
       if (!schedule::travels(span.action.kind)) continue;
       std::int64_t const start = origin + to_ns(span.start_s);
       std::int64_t const end = std::max(origin + to_ns(span.end_s), start + 1);
-      messages.push_back({span.action, r, start, end, start, Half::none, false});
+      messages.push_back({{span}, r, start, end, start});
     }
     auto const order = [](Slice const& one) {
       return std::tuple{one.start_ns,          one.end_ns,       one.action.stage,
@@ -242,6 +226,7 @@ class TraceWriter {
 
   void write_slice(Slice const& slice, int tid, long long number) {
     schedule::Action const& action = slice.action;
+    std::int64_t const exchange_ns = to_ns(slice.exchange_s);
     events_.slice(
         tid, slice.start_ns, slice.end_ns,
         schedule::to_string(action) + (slice.repeated ? " again" : ""),
@@ -252,8 +237,7 @@ class TraceWriter {
              action.slice != 0 ? text(",\"slice\":", action.slice) : std::string(),
              slice.lacked >= 0 ? text(",\"lacked\":", slice.lacked) : std::string(),
              slice.lacked_of >= 0 ? text(",\"lacked_of_worker\":", slice.lacked_of) : std::string(),
-             slice.exchange_ns > 0 ? text(",\"exchange_us\":", microseconds(slice.exchange_ns))
-                                   : std::string(),
+             exchange_ns > 0 ? text(",\"exchange_us\":", microseconds(exchange_ns)) : std::string(),
              ",\"step\":", number, "}"));
   }
 
