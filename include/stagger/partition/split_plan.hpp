@@ -41,20 +41,13 @@ struct SplitRules {
                        ///< can be
 };
 
-/// Operations per communicated element of a split layer: 3 in out / (in + out), forward and
-/// backward together. It does not depend on the batch and the group.
-[[nodiscard]] constexpr double operations_per_element(std::size_t inputs,
-                                                      std::size_t outputs) noexcept {
-  auto const in = static_cast<double>(inputs);
-  auto const out = static_cast<double>(outputs);
-  return 3 * in * out / (in + out);
-}
-/// Likewise of any layer: one that is split by what is hidden says how many operations it has.
+/// Operations per communicated element of a split layer, forward and backward together: 3 in out /
+/// (in + out) unless the layer says how many operations it has. It does not depend on the batch and
+/// the group.
 [[nodiscard]] constexpr double operations_per_element(LayerFeatures const& layer) noexcept {
-  return layer.hidden == 0
-             ? operations_per_element(layer.inputs, layer.outputs)
-             : 3 * static_cast<double>(layer.operations) /
-                   (static_cast<double>(layer.inputs) + static_cast<double>(layer.outputs));
+  auto const in = static_cast<double>(layer.inputs);
+  auto const out = static_cast<double>(layer.outputs);
+  return 3 * (layer.hidden == 0 ? in * out : static_cast<double>(layer.operations)) / (in + out);
 }
 
 /// Whether to split a layer pays, if it can be split at all.

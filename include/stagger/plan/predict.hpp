@@ -47,16 +47,13 @@ class SharedStage {
       link_.startup_s = std::max(link_.startup_s, link.alpha_s);
       link_.per_byte_s = std::max(link_.per_byte_s, 1 / link.bytes_per_s);
     }
-    std::vector<int> alike;  // with pieces of the same parameters
+    std::vector<int> alike;
     for (std::size_t m = 0; m < K; ++m) {
       alike.clear();
       for (std::size_t i = m; i < ids.size(); i += K) alike.push_back(ids[i]);
-      Group const group = w.group(alike);
-      alike_ = {group.replicas,
-                group.kinds,
-                0,
-                {std::max(alike_.all_reduce.startup_s, group.all_reduce.startup_s),
-                 std::max(alike_.all_reduce.per_byte_s, group.all_reduce.per_byte_s)}};
+      auto const line = w.group(alike).all_reduce;
+      alike_ = {std::max(alike_.startup_s, line.startup_s),
+                std::max(alike_.per_byte_s, line.per_byte_s)};
     }
   }
 
@@ -75,7 +72,7 @@ class SharedStage {
       sum.backward_s += t.backward_s;
       bytes += parameter_bytes(l);
       if (l > stage_.first && exchange(l) == partition::GroupExchange::none) continue;
-      auto const& line = (rows(l) ? all_ : alike_).all_reduce;
+      auto const& line = rows(l) ? all_.all_reduce : alike_;
       if (bytes > 0)
         sent_s = std::max(sent_s, sum.backward_s) + line.startup_s + line.per_byte_s * bytes;
       bytes = 0;
@@ -172,8 +169,9 @@ class SharedStage {
     std::size_t const width = split_.width(number(l));
     double const of_others = 1 - smallest(width);
     GroupExchange const here = exchange(l);
-    if (here == GroupExchange::modulo) sum.forward_s += each_s(slice_, others);
-    if (here == GroupExchange::modulo) sum.backward_s += each_s(slice_, others);
+    double const rows_s = here == GroupExchange::modulo ? each_s(slice_, others) : 0;
+    sum.forward_s += rows_s;
+    sum.backward_s += rows_s;
     if (here == GroupExchange::shard || here == GroupExchange::collect)
       sum.forward_s += each_s(together_, of_others);
     if (here == GroupExchange::shard) sum.backward_s += each_s(together_, others * largest(width));
@@ -190,10 +188,10 @@ class SharedStage {
   Plan const& plan_;
   PlanStage const& stage_;
   Group all_;
-  Group alike_{.kinds = 0};
-  collective::CostLine link_{};  // between members of a group
-  double slice_ = 0;             // samples of a device
-  double together_ = 0;          // of a group
+  collective::CostLine alike_{};  // between devices with pieces of the same parameters
+  collective::CostLine link_{};   // between members of a group
+  double slice_ = 0;              // samples of a device
+  double together_ = 0;           // of a group
 };
 
 /// How many versions of its weights a stage needs that updates them after each microbatch, when it

@@ -34,10 +34,14 @@ enum class Kind : std::uint8_t {
          kind == Kind::backward_weight;
 }
 
+/// True for the kinds that send.
+[[nodiscard]] constexpr bool is_send(Kind kind) noexcept {
+  return kind == Kind::send_forward || kind == Kind::send_backward;
+}
+
 /// True for the kinds that send or receive.
 [[nodiscard]] constexpr bool is_message(Kind kind) noexcept {
-  return kind == Kind::send_forward || kind == Kind::recv_forward || kind == Kind::send_backward ||
-         kind == Kind::recv_backward;
+  return is_send(kind) || kind == Kind::recv_forward || kind == Kind::recv_backward;
 }
 
 /// True for the kinds that overlap with other work of the rank: messages, and exchanges with a

@@ -37,12 +37,7 @@ namespace detail {
 template <SchedulePolicy P>
 [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> const& line) {
   P const policy{};
-  constexpr bool warmup = requires { policy.warmup; };
-  constexpr bool group = requires { policy.group; };
   constexpr bool cut = requires { policy.slices; };
-  constexpr bool mapping = requires { policy.mapping; };
-  constexpr bool memory = requires { policy.limits; };
-  constexpr bool in_flight = requires { policy.in_flight; };
   int slices = 1;
   if constexpr (cut) slices = policy.slices;
   return {.name = line.name,
@@ -54,13 +49,13 @@ template <SchedulePolicy P>
           .mapping = line.mapping,
           .flushes = P::flushes,
           .trains = line.trains,
-          .takes_warmup = warmup,
-          .takes_group = group,
-          .takes_slices = cut,
-          .takes_mapping = mapping,
-          .takes_memory = memory,
-          .takes_in_flight = in_flight};
+          .takes_warmup = requires {policy.warmup;
 }
+, .takes_group = requires { policy.group; }, .takes_slices = cut, .takes_mapping = requires {
+  policy.mapping;
+}, .takes_memory = requires { policy.limits; }, .takes_in_flight = requires { policy.in_flight; }
+};  // namespace detail
+}  // namespace stagger::schedule
 
 }  // namespace detail
 

@@ -57,9 +57,9 @@ Elements all_sent(SplitPlan const& plan, int member, std::size_t rows) {
 TEST_CASE("partition/SplitPlan: the network of the paper has its sizes, cuts and traffic",
           "[partition]") {
   auto const layers = vgg();
-  CHECK(operations_per_element(4096, 1024) == Approx(2457.6));
-  CHECK(operations_per_element(1024, 1024) == 1536);
-  CHECK(operations_per_element(1024, 10) == Approx(29.7).margin(0.05));
+  CHECK(operations_per_element({.inputs = 4096, .outputs = 1024}) == Approx(2457.6));
+  CHECK(operations_per_element({.inputs = 1024, .outputs = 1024}) == 1536);
+  CHECK(operations_per_element({.inputs = 1024, .outputs = 10}) == Approx(29.7).margin(0.05));
   std::size_t convolutions = 0;
   for (std::size_t l = 0; l < 10; ++l) convolutions += layers[l].parameters;
   CHECK(convolutions == 1'734'336);

@@ -22,27 +22,15 @@ enum class Channels : std::uint8_t {
 };
 
 /// The other end of a message: `1SEND_F0` and `2RECV_F0`, `2SEND_B0` and `1RECV_B0`.
+/// @pre a sends or receives
 [[nodiscard]] constexpr Action partner(Action a) noexcept {
-  switch (a.kind) {
-    case Kind::send_forward:
-      a.kind = Kind::recv_forward;
-      ++a.stage;
-      break;
-    case Kind::recv_forward:
-      a.kind = Kind::send_forward;
-      --a.stage;
-      break;
-    case Kind::send_backward:
-      a.kind = Kind::recv_backward;
-      --a.stage;
-      break;
-    case Kind::recv_backward:
-      a.kind = Kind::send_backward;
-      ++a.stage;
-      break;
-    default:
-      break;
-  }
+  bool const forward = a.kind == Kind::send_forward || a.kind == Kind::recv_forward;
+  bool const send = is_send(a.kind);
+  a.stage += send == forward ? 1 : -1;
+  if (forward)
+    a.kind = send ? Kind::recv_forward : Kind::send_forward;
+  else
+    a.kind = send ? Kind::recv_backward : Kind::send_backward;
   return a;
 }
 
@@ -154,7 +142,7 @@ class ChannelTransfers {
     while (!offered_.empty()) {
       ActionIndex send = offered_.back();
       offered_.pop_back();
-      if (!sends(table_.actions[send])) send = partner_[send];
+      if (!is_send(table_.actions[send].kind)) send = partner_[send];
       ActionIndex const receive = partner_[send];
       std::ptrdiff_t const v = value(table_.actions[send]);
       double start = made_[v];
@@ -185,7 +173,7 @@ class ChannelTransfers {
 
   /// The times between which a message was transferred.
   constexpr void get_times(Action const& a, double& start_s, double& end_s) const {
-    std::ptrdiff_t const v = value(sends(a) ? a : partner(a));
+    std::ptrdiff_t const v = value(is_send(a.kind) ? a : partner(a));
     start_s = start_s_[v];
     end_s = arrived_[v];
   }
@@ -216,7 +204,7 @@ class ChannelTransfers {
   [[nodiscard]] constexpr Hold hold(std::size_t index) const {
     Action const& a = table_.actions[index];
     if (is_message(a.kind)) {
-      std::size_t const send = sends(a) ? index : partner_[index];
+      std::size_t const send = is_send(a.kind) ? index : partner_[index];
       std::ptrdiff_t const v = value(table_.actions[send]);
       return made_[v] < 0 ? not_made(index, v) : not_moved(index, send);
     }
@@ -239,10 +227,6 @@ class ChannelTransfers {
   }
 
  private:
-  [[nodiscard]] static constexpr bool sends(Action const& a) noexcept {
-    return a.kind == Kind::send_forward || a.kind == Kind::send_backward;
-  }
-
   /// The values that a compute action needs; -1: none.
   struct Inputs {
     std::ptrdiff_t own = -1;    // of its own stage
@@ -267,13 +251,13 @@ class ChannelTransfers {
     for (int r = 0; r < table_.ranks(); ++r) {
       for (Action const& a : table_.row(r)) {
         rank_of_[i] = r;
-        if (sends(a)) send_of_[value(a)] = i;
+        if (is_send(a.kind)) send_of_[value(a)] = i;
         ++i;
       }
     }
     for (i = 0; i < none_; ++i) {
       Action const& a = table_.actions[i];
-      if (!is_message(a.kind) || sends(a)) continue;
+      if (!is_message(a.kind) || is_send(a.kind)) continue;
       partner_[i] = send_of_[value(partner(a))];
       partner_[partner_[i]] = i;
     }

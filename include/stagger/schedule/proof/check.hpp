@@ -271,7 +271,7 @@ template <class Check>
     }
     lacks = a;
     bool const forward = a.kind == Kind::send_forward || a.kind == Kind::recv_forward;
-    bool const send = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
+    bool const send = is_send(a.kind);
     if (here.rank != rank) return FaultKind::placement;
     Seen const* const other = other_end(a.kind, a.stage, at_entry);
     if (other == nullptr || !other->has(partner(a).kind) || (!forward && !checked.has_backward))

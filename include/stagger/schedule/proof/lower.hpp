@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -15,20 +16,6 @@
 #include <stagger/schedule/proof/standstill.hpp>
 
 namespace stagger::schedule {
-
-namespace detail {
-
-/// When an action ends; of two at the same time the one that `play` saw first. No action comes
-/// before its inputs.
-struct Ending {
-  double at = 0;           ///< seconds
-  std::uint32_t seen = 0;  ///< number in the order of play
-  [[nodiscard]] constexpr bool before(Ending const& other) const noexcept {
-    return at < other.at || (at == other.at && seen < other.seen);
-  }
-};
-
-}  // namespace detail
 
 /// Adds a send and a receive for every value that changes rank.
 ///
@@ -61,7 +48,9 @@ struct Ending {
     if (a.kind == Kind::forward) return a.stage + 1 < table.stages ? rank_of[c + stride] : rank;
     return gives_input_gradient(a.kind) && a.stage > 0 ? rank_of[c - stride] : rank;
   };
-  std::vector<detail::Ending> ending(n, detail::Ending{});
+  // When each action ends, and its number in the order of play, which decides between two at the
+  // same time: no action comes before its inputs.
+  Grid<std::pair<double, std::uint32_t>> ending(n);
   std::uint32_t seen = 0;
   auto const ran = detail::play(table, detail::stage_times(table, costs), costs.overlap_s,
                                 [&](int rank, std::size_t at, double, double end, double) {
@@ -69,8 +58,7 @@ struct Ending {
                                 });
   if (Fault const f = detail::standstill(table, ran)) raise(Errc::bad_schedule, message(f));
 
-  std::vector<std::vector<std::size_t>> peers(
-      P, std::vector<std::size_t>{});  // ranks that a rank receives from
+  Grid<std::vector<std::size_t>> peers(P);  // ranks that a rank receives from
   for (std::size_t r = 0; r < P; ++r) {
     std::size_t last = r;
     for (Action const& a : table.row(static_cast<int>(r))) {
@@ -105,13 +93,13 @@ struct Ending {
     }
     std::size_t own = table.row_begin[r];
     std::size_t const own_end = row_end(r);
-    while (own < own_end) {  // what is received has its reader after it, so nothing is left when
-                             // the row ends
+    // What is received has its reader after it, so nothing is left when the row ends.
+    while (own < own_end) {
       std::size_t first = inboxes.size();
       for (std::size_t i = 0; i < inboxes.size(); ++i) {
-        if (inboxes[i].at == inboxes[i].end || !ending[inboxes[i].at].before(ending[own])) continue;
-        if (first == inboxes.size() || ending[inboxes[i].at].before(ending[inboxes[first].at]))
-          first = i;
+        Inbox const& inbox = inboxes[i];
+        if (inbox.at == inbox.end || ending[own] < ending[inbox.at]) continue;
+        if (first == inboxes.size() || ending[inbox.at] < ending[inboxes[first].at]) first = i;
       }
       if (first < inboxes.size()) {
         out.add(partner(detail::send_of(table.actions[inboxes[first].at++])));
