@@ -8,7 +8,6 @@
 #include <system_error>
 #include <utility>
 
-#include <stagger/schedule/costs_csv.hpp>
 #include <stagger/schedule/csv.hpp>
 #include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/proof/lower.hpp>

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/schedule/costs_csv.hpp>
 #include <stagger/schedule/csv.hpp>
 #include <stagger/schedule/dual_pipe_v.hpp>
 #include <stagger/schedule/interleaved.hpp>

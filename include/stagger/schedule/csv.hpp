@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Tables as PyTorch's CSV, compute-only and with messages. Text that is not in the grammar
-///         is an error that names line, column and value.
+/// @file   Tables as PyTorch's CSV, compute-only and with messages, and stage costs as CSV. Text that
+///         is not in the grammar is an error that names line, column and value.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/schedule/detail/csv_fields.hpp>
+#include <stagger/core/from_chars.hpp>
+#include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/fault.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -31,6 +34,30 @@ struct ShardCell {
 };
 
 namespace detail {
+
+/// Removes the text before the first separator, and the separator, from `rest`, and returns that
+/// text.
+inline std::string_view take_until(std::string_view& rest, char separator) noexcept {
+  std::size_t const end = rest.find(separator);
+  std::string_view const field = rest.substr(0, end);
+  rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  return field;
+}
+
+/// The next line, without LF or CRLF.
+inline std::string_view take_line(std::string_view& rest) noexcept {
+  std::string_view line = take_until(rest, '\n');
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
+}
+
+/// The text without blanks at both ends; of blanks alone, an empty view at their end.
+inline std::string_view trimmed(std::string_view field) noexcept {
+  auto const blank = [](char c) { return c == ' ' || c == '\t'; };
+  while (!field.empty() && blank(field.front())) field.remove_prefix(1);
+  while (!field.empty() && blank(field.back())) field.remove_suffix(1);
+  return field;
+}
 
 /// Reads the cells of one text. Lines and columns count from 1, columns in bytes.
 class TableReader {
@@ -218,6 +245,53 @@ class TableReader {
     text += '\n';
   }
   return text;
+}
+
+/// Reads `stage,forward_s,backward_input_s,backward_weight_s,transfer_s`, then one line for each
+/// stage from 0 on, in seconds. Blanks around a field are ignored, lines end in LF or CRLF.
+/// @param source  what errors call the text, a file name for instance
+/// @throws Error bad_data, naming line, column (in bytes, from 1) and value
+[[nodiscard]] inline Costs read_costs_csv(std::string_view text,
+                                          std::string_view source = "stage costs") {
+  constexpr std::array<std::string_view, 5> header{"stage", "forward_s", "backward_input_s",
+                                                   "backward_weight_s", "transfer_s"};
+  Costs costs;
+  for (int line = 1; !text.empty(); ++line) {
+    char const* const begin = text.data();
+    std::string_view rest = detail::take_line(text);
+    std::array<double, 5> numbers{};
+    for (std::size_t field = 0; field < header.size(); ++field) {
+      bool const last = rest.find(',') == std::string_view::npos;
+      std::string_view const value = detail::trimmed(detail::take_until(rest, ','));
+      auto const require = [&](bool holds, auto const&... why) {
+        if (!holds)
+          raise(Errc::bad_data, source, ", line ", line, ", column ", value.data() - begin + 1,
+                ": '", value.substr(0, 60), "' ", why...);
+      };
+      require(last == (field + 1 == header.size()), "is field ", field + 1,
+              " of a line that must have 5");
+      if (line == 1) {
+        require(value == header[field], "is not the header '", header[field], "'");
+        continue;
+      }
+      double& number = numbers[field];
+      auto const [stop, error] = from_chars(value.data(), value.data() + value.size(), number);
+      require(
+          error == std::errc{} && stop == value.data() + value.size() && detail::is_cost(number),
+          "is not a finite number that is not negative");
+      require(field > 0 || number == static_cast<double>(costs.stages.size()),
+              "is not the next stage, ", costs.stages.size());
+    }
+    if (line > 1) {
+      costs.stages.push_back({.forward_s = numbers[1],
+                              .backward_input_s = numbers[2],
+                              .backward_weight_s = numbers[3],
+                              .transfer_s = numbers[4]});
+    }
+  }
+  if (costs.stages.empty())
+    raise(Errc::bad_data, source, " holds no stage; give a header and a line for each");
+  return costs;
 }
 
 }  // namespace stagger::schedule

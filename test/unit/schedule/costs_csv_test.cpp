@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/schedule/costs_csv.hpp>
+#include <stagger/schedule/csv.hpp>
 
 #include "catch.hpp"
 
