@@ -52,9 +52,9 @@ struct Costs {
   std::vector<Place> places{};                  ///< [devices], in the order given
   std::vector<cluster::Link> intra{};           ///< [nodes]
   cluster::Link inter{};
-  double parameter_copies =
-      0;  ///< copies of its parameters that a stage has in memory; 0: its weights, their
-          ///< accumulated update and a version for each minibatch it holds
+  /// Copies of its parameters that a stage has in memory; 0: its weights, their accumulated update
+  /// and a version for each minibatch it holds.
+  double parameter_copies = 0;
 
   [[nodiscard]] constexpr int layers() const noexcept {
     return static_cast<int>(boundary_bytes.size()) - 1;

@@ -121,9 +121,8 @@ struct SplitPlan {
   int members = 1;
   std::vector<PlannedLayer> layers{};
   GroupExchange end = GroupExchange::none;  ///< between the last layer and the loss
-  std::size_t first =
-      0;  ///< the first layer that is split, or would be in a larger group; none: as
-          ///< many as there are layers
+  /// The first layer that is split, or would be in a larger group; if none is, how many there are.
+  std::size_t first = 0;
 
   /// Whether any layer is split.
   [[nodiscard]] constexpr bool splits() const noexcept {

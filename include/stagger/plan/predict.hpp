@@ -62,8 +62,8 @@ class SharedStage {
     StageTime sum;
     if (stage_.last + 1 == w_.layers())
       exchange(sum, stage_.last + 1);
-    else if (adds_at_end())
-      exchange(sum, stage_.last + 1, 1);  // the members of the next stage collect the sums
+    else if (adds_at_end())  // the next stage's members collect the sums
+      exchange(sum, stage_.last + 1, 1);
     double sent_s = 0;  // when the sums so far are done, since the start of the last backward
     double bytes = 0;   // of gradients after the last exchange
     for (int l = stage_.last; l >= stage_.first; --l) {

@@ -34,10 +34,8 @@ struct WorkerStage {
 /// One pipeline of the plan.
 struct VirtualWorker {
   std::vector<WorkerStage> stages{};
-  double waiting =
-      0;  ///< share of its time in which a stage has the input of a minibatch and waits for waves
-  double idle =
-      0;  ///< share of its time in which it waits and none of its stages works, <= waiting
+  double waiting = 0;  ///< share of its time in which a minibatch's input waits for waves
+  double idle = 0;     ///< the part of `waiting` in which none of its stages works
   /// The device that has no memory for a second minibatch in flight, without which stages work one
   /// after the other; -1: none, or more are in flight.
   int limiting_device = -1;

@@ -113,8 +113,8 @@ class Progress {
     }
     text.resize(std::min(text.size(), static_cast<std::size_t>(std::max(options_.width, 1))));
     std::size_t const length = text.size();
-    std::string const blanks(drawn_ > length ? drawn_ - length : 0,
-                             ' ');  // what is left of a longer line
+    // Over what is left of a longer line.
+    std::string const blanks(drawn_ > length ? drawn_ - length : 0, ' ');
     std::size_t const loss = text.find("loss ");
     if (options_.color && loss != std::string::npos) {
       std::size_t const end = std::min(text.find("  ", loss), text.size());

@@ -15,10 +15,9 @@
 namespace stagger::report {
 
 struct StepReport {
-  Summary predicted;  ///< of the table, evaluated with the measured costs of the stages
-  Summary measured;   ///< of a measured iteration, or of one that is typical of the run
-  double measured_step_s =
-      0;  ///< wall time of a whole step, optimizer included; 0 where it was not taken
+  Summary predicted;           ///< of the table, evaluated with the measured costs of the stages
+  Summary measured;            ///< of a measured iteration, or of one that is typical of the run
+  double measured_step_s = 0;  ///< wall time of a whole step with its optimizer; 0: not taken
 };
 
 namespace detail {

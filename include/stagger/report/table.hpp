@@ -69,11 +69,10 @@ class TextTable {
   }
 
  private:
-  static void clean(
-      std::vector<std::string>& cells) {  // a line break inside a cell would break the table
-    for (std::string& cell : cells) {
+  /// A line break inside a cell would break the table.
+  static void clean(std::vector<std::string>& cells) {
+    for (std::string& cell : cells)
       for (char& c : cell) c = static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
   }
 
   [[nodiscard]] static bool is_number(std::string_view cell) {

@@ -23,8 +23,7 @@ namespace stagger::schedule {
 struct WaveGate {
   WaveModel model{};  ///< the staleness model by which all train; none: nothing to wait for
   std::vector<Links> links{};  ///< of the server; none: pushes and answers take no time
-  std::vector<std::uint64_t>
-      layer_bytes{};               ///< [layers] of the model; none: a stage is one layer of 0 bytes
+  std::vector<std::uint64_t> layer_bytes{};  ///< [layers]; none: a stage is one layer of 0 bytes
   std::vector<int> cuts{};         ///< [ranks - 1] of this worker; none: one layer for each stage
   std::vector<int> layer_links{};  ///< of this worker, as WaveWorker::layer_links
   std::vector<WaveWorker> others{};

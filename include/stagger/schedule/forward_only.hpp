@@ -29,8 +29,7 @@ struct ForwardOnly {
     require_counts("forward-only", shape, chunks_per_rank);
     int const P = shape.ranks, M = shape.microbatches;
     if (mapping == Mapping::bidirectional) require_bidirectional("forward-only", shape);
-    int const groups =
-        std::max(1, M / P);  // of P microbatches; the last one takes the remainder with it
+    int const groups = std::max(1, M / P);  // the last one takes the remainder, too
     auto const key = [P, groups](detail::Candidate const& c) {
       return std::tuple(std::min(c.microbatch / P, groups - 1), c.part->stage, c.microbatch);
     };

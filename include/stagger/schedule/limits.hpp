@@ -10,8 +10,7 @@ namespace stagger::schedule {
 /// was computed for the same limits.
 struct Limits {
   int in_flight = 0;  ///< most (stage, microbatch) pairs from F to W; 0: no limit
-  double memory =
-      0;  ///< activations, each 1 from F to I and `weight_share` from I to W; 0: no limit
+  double memory = 0;  ///< activations, 1 from F to I, `weight_share` from I to W; 0: no limit
   double weight_share = 0.5;  ///< 0 to 1
 };
 

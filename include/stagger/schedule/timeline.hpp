@@ -15,12 +15,9 @@ struct Span {
   double start_s = 0;
   double end_s = 0;
   bool repeated = false;  ///< a forward run again by recomputation, not the table's own
-  int lacked = -1;        ///< of a worker: pushes of another worker that its weights lacked; -1:
-                          ///< not known
-  int lacked_of = -1;     ///< the worker of which they lacked most, if any
-  double exchange_s =
-      0;  ///< of layers that a group shares: seconds of it in which values were taken
-          ///< from other members, or waited for
+  int lacked = -1;        ///< most pushes of another worker that its weights lacked; -1: not known
+  int lacked_of = -1;     ///< that worker, if any
+  double exchange_s = 0;  ///< of shared layers: seconds of it that exchanges with members took
 };
 
 /// The actions of one iteration with their times, a row for each rank in the order they ran.

@@ -75,9 +75,8 @@ class WaveModel {
 struct WaveServer {
   int in_flight = 1;  ///< Nm >= 1: minibatches of a worker at once
   WaveModel model{};  ///< of all workers; a push of its `minibatches` is a wave
-  std::vector<std::uint64_t>
-      layer_bytes{};           ///< [layers] of the model: bytes of a push and of an answer
-  std::vector<Links> links{};  ///< to where layers are kept
+  std::vector<std::uint64_t> layer_bytes{};  ///< [layers] of a push and of an answer
+  std::vector<Links> links{};                ///< to where layers are kept
 };
 
 }  // namespace stagger::schedule

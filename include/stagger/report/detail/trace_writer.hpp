@@ -157,9 +157,8 @@ class TraceWriter {
   };
   struct Track {
     int tid = 0;
-    std::int64_t end_ns =
-        std::numeric_limits<std::int64_t>::min();  ///< end of the last slice on it
-    std::vector<Lane> lanes{};                     ///< threads of the rank's messages
+    std::int64_t end_ns = std::numeric_limits<std::int64_t>::min();  ///< of its last slice
+    std::vector<Lane> lanes{};  ///< threads of the rank's messages
   };
 
   [[nodiscard]] static std::int64_t to_ns(double seconds) {
@@ -250,8 +249,8 @@ class TraceWriter {
     counter(r, begin->start_ns, live);
     for (auto slice = begin; slice != slices_.end(); ++slice) {
       if (slice->repeated) continue;
-      if (slice->action.kind ==
-          schedule::Kind::forward) {  // in a pair, F counts before the backward frees
+      // In a pair, F counts before the backward frees.
+      if (slice->action.kind == schedule::Kind::forward) {
         counter(r, slice->half == Half::none ? slice->end_ns : slice->end_ns - 1, ++live);
       } else if (is_end(*slice) && live > 0) {
         counter(r, slice->end_ns, --live);
@@ -269,16 +268,12 @@ class TraceWriter {
     for (std::size_t i = 0; i < slices_.size(); ++i) {
       schedule::Action const& a = slices_[i].action;
       if (slices_[i].repeated) continue;  // its reader already has the value
-      if (!schedule::is_compute(a.kind)) continue;
-      if (schedule::ends_flight(a.kind) && !schedule::gives_input_gradient(a.kind))
-        continue;  // W feeds no stage
-      producers.push_back({key_of(a, a.stage), i});
+      if (schedule::makes_value(a.kind)) producers.push_back({key_of(a, a.stage), i});
     }
     std::sort(producers.begin(), producers.end());
     for (Slice const& to : slices_) {
       bool const forward = to.action.kind == schedule::Kind::forward;
-      if (to.repeated) continue;
-      if (!forward && !schedule::gives_input_gradient(to.action.kind)) continue;
+      if (to.repeated || !schedule::makes_value(to.action.kind)) continue;
       Key const wanted = key_of(to.action, to.action.stage + (forward ? -1 : 1));
       auto const found =
           std::lower_bound(producers.begin(), producers.end(), std::pair{wanted, std::size_t{0}});

@@ -55,8 +55,7 @@ constexpr void dual_steps(Table& table, int distance, int depth, std::array<int,
     forward(1);
   }
   for (int i = 0; i < main; ++i) {
-    if (i == 0 &&
-        distance == 0) {  // apart: the backward's input would wait for the forward's end otherwise
+    if (i == 0 && distance == 0) {  // as a pair, the backward's input would wait for the forward
       forward(0);
       backward(1, false);
     } else {

@@ -24,8 +24,7 @@ template <class Legal> [[nodiscard]] constexpr int nearest_legal(int to, Legal c
 /// @throws Error bad_configuration, naming the nearest legal value
 [[nodiscard]] constexpr int legal_group(char const* policy, Shape shape, int group) {
   int const P = shape.ranks, M = shape.microbatches;
-  if (group == 0 && shape.chunks == 1)
-    return M;  // one chunk: the order is the same for every group size
+  if (group == 0 && shape.chunks == 1) return M;  // as for every group size
   if (group == 0) {
     auto const divides = [P](int m) { return m >= 1 && m % std::max(1, m / P) == 0; };
     require(divides(M), policy, Count::microbatches, M, nearest_legal(M, divides),

@@ -49,12 +49,11 @@ namespace stagger::schedule {
     }
   }
   // head[s]: from the start to the first forward of stage s; back[s]: from a forward's start at s
-  // to its gradient.
+  // to its gradient; down[s]: from a gradient of s to the end of stage 0's.
   Grid<double> head(S), back(S), down(S), rest(S);
   for (int s = 1; s < S; ++s) {
     head[s] = head[s - 1] + shortest[s - 1].forward + times[s].link_forward;
-    down[s] = down[s - 1] + shortest[s - 1].input +
-              times[s - 1].link_backward;  // from a gradient of s to the end of stage 0's
+    down[s] = down[s - 1] + shortest[s - 1].input + times[s - 1].link_backward;
   }
   for (int s = S; s-- > 0;) {
     back[s] = shortest[s].forward;

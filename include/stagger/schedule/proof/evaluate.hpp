@@ -144,9 +144,8 @@ class Account {
 constexpr void move_memory_waits(Table const& table, Times const& times, Limits const& limits,
                                  Evaluation& out) {
   std::ptrdiff_t const stride = entries_of_stage(table);
-  Grid<double> made(entries(table)),
-      gradient(entries(table));                 // ends of forwards and input gradients
-  Grid<double> received(entries(table), -1.0);  // ends of transfers to forwards
+  // Ends of forwards, of input gradients, and of transfers to forwards.
+  Grid<double> made(entries(table)), gradient(entries(table)), received(entries(table), -1.0);
   for (auto const& row : out.timeline.rows) {
     for (Span const& s : row) {
       std::ptrdiff_t const here = entry(table, s.action);

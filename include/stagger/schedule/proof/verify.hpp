@@ -19,9 +19,8 @@ namespace stagger::schedule {
 
 /// The conditions under which a table is verified.
 struct VerifyOptions {
-  Channels channels =
-      Channels::per_peer;  ///< how messages share channels; compute-only tables have none
-  int in_flight = 0;       ///< most (stage, microbatch) pairs a rank may hold; 0: no limit
+  Channels channels = Channels::per_peer;  ///< for tables with messages
+  int in_flight = 0;  ///< most (stage, microbatch) pairs a rank may hold; 0: no limit
 };
 
 /// Plays all ranks of a table against each other and returns the first fault. A `Fault` that
