@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <stagger/core/grid.hpp>
+#include <stagger/schedule/fault.hpp>
 #include <stagger/schedule/proof/entries.hpp>
 #include <stagger/schedule/proof/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
@@ -43,6 +44,13 @@ namespace detail {
           .microbatch = a.microbatch,
           .slice = a.slice};
 }
+
+/// Something that never ran, and the one for which it waits.
+struct Held {
+  static constexpr std::size_t nowhere = ~std::size_t{0};
+  Wait wait{};
+  std::size_t next = nowhere;  ///< nowhere: the table does not have what is waited for
+};
 
 /// Index of an action in `Table::actions`.
 using ActionIndex = std::uint32_t;
@@ -178,9 +186,6 @@ class ChannelTransfers {
     end_s = arrived_[v];
   }
 
-  /// Row of an action.
-  [[nodiscard]] constexpr int rank_of(std::size_t index) const noexcept { return rank_of_[index]; }
-
   /// The first action of a rank that never ran, with or without its messages; the number of actions
   /// where all did.
   [[nodiscard]] constexpr std::size_t first_left(int rank, bool messages) const noexcept {
@@ -192,16 +197,10 @@ class ChannelTransfers {
     return none_;
   }
 
-  /// What holds up an action that never ran.
-  struct Hold {
-    std::size_t at = 0;     ///< the action; the second of a pair where it is that one's input
-    std::size_t needs = 0;  ///< what it waits for
-    std::size_t next = 0;   ///< what never ran and stands before that, on its rank or channel
-  };
-
+  /// What holds up an action that never ran, or the second of its pair where it is that one's input.
   /// @pre the table was played to a standstill; `index` is the first action of its rank or of its
   /// channel that never ran
-  [[nodiscard]] constexpr Hold hold(std::size_t index) const {
+  [[nodiscard]] constexpr Held hold(std::size_t index) const {
     Action const& a = table_.actions[index];
     if (is_message(a.kind)) {
       std::size_t const send = is_send(a.kind) ? index : partner_[index];
@@ -213,7 +212,7 @@ class ChannelTransfers {
         Action const& b = table_.actions[other];
         if (b.kind != a.kind || b.stage != a.stage) continue;
         std::size_t const first = first_left(rank_of_[other], false);
-        if (first != other) return {index, other, first};
+        if (first != other) return held(index, other, first);
       }
     }
     for (std::size_t at = index; at < index + (a.overlaps_next ? 2 : 1); ++at) {
@@ -223,7 +222,7 @@ class ChannelTransfers {
       if (made_[other] < 0) return not_made(at, other);
       if (arrived_[other] < 0) return not_moved(at, send_of_[other]);
     }
-    return {index, index, index};
+    return held(index, index, index);
   }
 
  private:
@@ -264,19 +263,28 @@ class ChannelTransfers {
     return rank_of_;
   }
 
-  [[nodiscard]] constexpr Hold not_made(std::size_t at, std::ptrdiff_t v) const noexcept {
+  /// @param next  what never ran and stands before what is needed, on its rank or channel
+  [[nodiscard]] constexpr Held held(std::size_t at, std::size_t needs, std::size_t next) const {
+    int const rank = rank_of_[at];
+    return {.wait = {.rank = rank,
+                     .position = static_cast<int>(at - table_.row_begin.data()[rank]),
+                     .action = table_.actions[at],
+                     .needs = table_.actions[needs]},
+            .next = next};
+  }
+  [[nodiscard]] constexpr Held not_made(std::size_t at, std::ptrdiff_t v) const {
     std::size_t maker = 0;
     for (;; ++maker) {
       Action const& a = table_.actions[maker];
       if (is_compute(a.kind) && a.kind != Kind::backward_weight && value(a) == v) break;
     }
-    return {at, maker, first_left(rank_of_[maker], false)};
+    return held(at, maker, first_left(rank_of_[maker], false));
   }
   /// A message whose value is there and which is not the first of both its channels.
-  [[nodiscard]] constexpr Hold not_moved(std::size_t at, std::size_t send) const noexcept {
+  [[nodiscard]] constexpr Held not_moved(std::size_t at, std::size_t send) const {
     auto const own = static_cast<ActionIndex>(send);
     ActionIndex const end = queues_.is_head(own) ? partner_[own] : own;
-    return {at, end, queues_.head[queues_.queue_of[end]]};
+    return held(at, end, queues_.head[queues_.queue_of[end]]);
   }
 
   Table const& table_;

@@ -13,13 +13,6 @@
 
 namespace stagger::schedule::detail {
 
-/// Something that never ran, and the one for which it waits.
-struct Held {
-  static constexpr std::size_t nowhere = ~std::size_t{0};
-  Wait wait{};
-  std::size_t next = nowhere;  ///< nowhere: the table does not have what is waited for
-};
-
 /// Follows waits from one to the next until it finds their cycle.
 /// @param first  something that never ran
 /// @param held   what each number waits for; the same for the same number
@@ -124,15 +117,7 @@ template <class Row, class Reached>
   for (int r = 0; r < table.ranks(); ++r) {
     std::size_t const first = transfers.first_left(r, true);
     if (first == table.actions.size()) continue;
-    return cycle_of_waits(first, [&](std::size_t index) {
-      auto const hold = transfers.hold(index);
-      int const rank = transfers.rank_of(hold.at);
-      return Held{.wait = {.rank = rank,
-                           .position = static_cast<int>(hold.at - table.row_begin.data()[rank]),
-                           .action = table.actions[hold.at],
-                           .needs = table.actions[hold.needs]},
-                  .next = hold.next};
-    });
+    return cycle_of_waits(first, [&](std::size_t index) { return transfers.hold(index); });
   }
   return {};
 }
