@@ -36,13 +36,8 @@ TEST_CASE(
         std::numeric_limits<int>::max());
 }
 
-TEST_CASE("placement/ExplicitMap: answers what it was given, if there are such places",
-          "[placement]") {
+TEST_CASE("placement/ExplicitMap: answers what it was given", "[placement]") {
   CHECK(ExplicitMap{{2, 0, 2}}.place(3, 3) == std::vector<int>{2, 0, 2});
-  CHECK_THROWS_WITH((ExplicitMap{{0, 1}}.place(3, 3)), Catch::Contains("2 places for 3 ranks"));
-  CHECK_THROWS_WITH((ExplicitMap{{0, 3}}.place(2, 3)),
-                    Catch::Contains("place 3") && Catch::Contains("0 to 2"));
-  CHECK_THROWS_WITH((ExplicitMap{{-1}}.place(1, 3)), Catch::Contains("place -1"));
 }
 
 }  // namespace explicit_map_test
