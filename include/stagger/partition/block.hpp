@@ -41,10 +41,8 @@ struct Block {
     plain.places.assign(detail::at(blocks), {.times = 0, .node = 0, .memory_bytes = 1, .id = 0});
     std::vector<int> const order = detail::given_order(plain);
     // An empty transfer takes the link's start-up time, which is zero here.
-    detail::Limits const limits{};
-    double const best =
-        detail::best_of_order(plain, order, limits, detail::work_bound(plain, order));
-    return detail::GivenOrder(plain, order, limits).cuts(best);
+    double const best = detail::best_of_order(plain, order, 1, detail::work_bound(plain, order));
+    return detail::GivenOrder(plain, order, 1).cuts(best);
   }
 
   /// @throws Error  bad_configuration for no devices, or more than layers

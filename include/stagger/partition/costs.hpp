@@ -149,16 +149,6 @@ constexpr void require_stages(int stages, int layers) {
           counted(layers, "layer"), "; use 1 to ", layers);
 }
 
-/// The limits on the stages of a partition.
-struct Limits {
-  int in_flight = 1;         ///< minibatches
-  double memory_factor = 1;  ///< factor of each device's memory
-
-  [[nodiscard]] constexpr double available(Costs const& costs, int device) const {
-    return costs.place(device).memory_bytes * memory_factor;
-  }
-};
-
 /// The devices in the order given, by their index.
 [[nodiscard]] constexpr std::vector<int> given_order(Costs const& costs) {
   std::vector<int> order;

@@ -44,44 +44,45 @@ namespace detail {
 
 /// Throws the error that no partition fits into memory; it names layer, device, bytes, and the
 /// nearest request that would fit.
-/// @param  search  (Limits) -> order, empty if nothing fits
+/// @param  search  (Costs, in flight) -> order, empty if nothing fits
 template <class Search>
-[[noreturn, gnu::cold]] inline void refuse_to_fit(Costs const& costs, Limits const& limits,
+[[noreturn, gnu::cold]] inline void refuse_to_fit(Costs const& costs, int in_flight,
                                                   Search const& search) {
   // The smallest factor of every memory with which a partition fits, and its cuts.
   double enough = 1;
   std::vector<int> order;
-  Limits wider = limits;
+  Costs wider = costs;
+  auto const widen = [&](double factor) {
+    for (std::size_t d = 0; d < wider.places.size(); ++d)
+      wider.places[d].memory_bytes = costs.places[d].memory_bytes * factor;
+  };
   while (order.empty() && enough < 1e12) {
-    wider.memory_factor = enough *= 2;
-    order = search(wider);
+    widen(enough *= 2);
+    order = search(wider, in_flight);
   }
   if (order.empty())
     raise(Errc::bad_configuration,
           "no partition fits, whatever the memory; check the profile's bytes");
   double little = enough / 2;
   for (int i = 0; i < 40 && enough > little * (1 + 1e-6); ++i) {
-    wider.memory_factor = (little + enough) / 2;
-    auto const tried = search(wider);
-    if (tried.empty()) {
-      little = wider.memory_factor;
-    } else {
-      enough = wider.memory_factor;
-      order = tried;
-    }
+    double const factor = (little + enough) / 2;
+    widen(factor);
+    auto const tried = search(wider, in_flight);
+    (tried.empty() ? little : enough) = factor;
+    if (!tried.empty()) order = tried;
   }
   enough = std::ceil(enough * 1000) / 1000;
-  wider.memory_factor = enough;
-  GivenOrder cutter(costs, order, wider);
+  widen(enough);
+  GivenOrder cutter(wider, order, in_flight);
   auto const bounds = bounds_of(cutter.cuts(cutter.bottleneck(no_time)), costs.layers());
   int const stages = static_cast<int>(order.size());
   std::size_t worst = 0;
   double excess = 0;
   auto const needed = [&](std::size_t s, int first, int last) {
-    return costs.memory_bytes(first, last, static_cast<int>(s), stages, limits.in_flight);
+    return costs.memory_bytes(first, last, static_cast<int>(s), stages, in_flight);
   };
   for (std::size_t s = 0; s < order.size(); ++s) {
-    double const ratio = needed(s, bounds[s], bounds[s + 1]) / limits.available(costs, order[s]);
+    double const ratio = needed(s, bounds[s], bounds[s + 1]) / costs.place(order[s]).memory_bytes;
     if (ratio > excess) {
       excess = ratio;
       worst = s;
@@ -92,25 +93,24 @@ template <class Search>
   auto const alone = [&](int l) { return needed(worst, l, l + 1); };
   for (int l = first; l < last; ++l)
     if (alone(l) > alone(largest)) largest = l;
-  double const whole = needed(worst, first, last),
-               available = limits.available(costs, order[worst]);
-  int const device = costs.place(order[worst]).id;
-  int fewer = limits.in_flight - 1;
-  while (fewer > 0 && search(Limits{fewer, limits.memory_factor}).empty()) --fewer;
-  std::string sentence = text(
-      "no partition fits with ", limits.in_flight, " in flight: even the best lets stage ", worst,
-      " (layers ", first, " to ", last - 1, ") need ", bytes_text(whole), " bytes on device ",
-      device, ", which has ", bytes_text(available), "; its largest is layer ", largest,
-      ", which alone needs ", bytes_text(alone(largest)), " bytes; it fits ");
+  double const whole = needed(worst, first, last);
+  Place const& place = costs.place(order[worst]);
+  int fewer = in_flight - 1;
+  while (fewer > 0 && search(costs, fewer).empty()) --fewer;
+  std::string sentence =
+      text("no partition fits with ", in_flight, " in flight: even the best lets stage ", worst,
+           " (layers ", first, " to ", last - 1, ") need ", bytes_text(whole), " bytes on device ",
+           place.id, ", which has ", bytes_text(place.memory_bytes), "; its largest is layer ",
+           largest, ", which alone needs ", bytes_text(alone(largest)), " bytes; it fits ");
   if (fewer > 0) sentence += text("with ", fewer, " in flight, or ");
   sentence += text("with ", enough, " times the memory on each device");
   throw DoesNotFit(sentence, {.stage = static_cast<int>(worst),
                               .first = first,
                               .last = last,
                               .layer = largest,
-                              .device = device,
+                              .device = place.id,
                               .needed_bytes = whole,
-                              .available_bytes = available,
+                              .available_bytes = place.memory_bytes,
                               .in_flight = std::max(fewer, 0),
                               .memory_factor = enough});
 }
@@ -135,13 +135,12 @@ struct MinMax {
   [[nodiscard]] constexpr Partition partition(Costs const& costs) const {
     detail::require_in_flight(in_flight);
     detail::require_stages(costs.devices(), costs.layers());
-    detail::Limits const limits{in_flight, 1};
-    Found const best = search(costs, limits);
-    if (best.order.empty()) {
-      auto const again = [&](detail::Limits const& other) { return search(costs, other).order; };
-      detail::refuse_to_fit(costs, limits, again);
-    }
-    detail::GivenOrder exact(costs, best.order, limits);
+    Found const best = search(costs, in_flight);
+    if (best.order.empty())
+      detail::refuse_to_fit(costs, in_flight, [&](Costs const& other, int minibatches) {
+        return search(other, minibatches).order;
+      });
+    detail::GivenOrder exact(costs, best.order, in_flight);
     Partition result = judge(costs, exact.cuts(best.bottleneck_s), best.order, in_flight);
     result.lower_bound_s = std::min(result.bottleneck_s, best.lower_bound_s);
     return result;
@@ -154,14 +153,14 @@ struct MinMax {
     double lower_bound_s = 0;
   };
 
-  [[nodiscard]] constexpr Found search(Costs const& costs, detail::Limits const& limits) const {
+  [[nodiscard]] constexpr Found search(Costs const& costs, int minibatches) const {
     std::vector<int> const all = detail::given_order(costs);
     double const least = detail::work_bound(costs, all);
     Found best;
     if (any_order) {
-      best.lower_bound_s = orders(costs, limits, least, best);
+      best.lower_bound_s = orders(costs, minibatches, least, best);
     } else {
-      best.bottleneck_s = detail::best_of_order(costs, all, limits, least);
+      best.bottleneck_s = detail::best_of_order(costs, all, minibatches, least);
       best.lower_bound_s = best.bottleneck_s;
       if (best.bottleneck_s < detail::no_time) best.order = all;
     }
@@ -169,12 +168,12 @@ struct MinMax {
   }
 
   /// Finds the best partition over all orders, and returns a lower bound.
-  [[nodiscard]] constexpr double orders(Costs const& costs, detail::Limits const& limits,
-                                        double least, Found& best) const {
-    detail::AnyOrder table(costs, limits, most_states);
+  [[nodiscard]] constexpr double orders(Costs const& costs, int minibatches, double least,
+                                        Found& best) const {
+    detail::AnyOrder table(costs, minibatches, most_states);
     auto const try_from = [&](std::vector<int> const& start, long long work) {
       long long const devices = costs.devices(), one = costs.layers() * devices;
-      auto found = detail::climb(costs, limits, least,
+      auto found = detail::climb(costs, minibatches, least,
                                  std::min(work / one + 1, 40 * devices * devices), start);
       if (found.second >= best.bottleneck_s) return;
       best.order = std::move(found.first);
@@ -192,7 +191,7 @@ struct MinMax {
     if (best.order.empty()) {
       best.order = table.order(detail::no_time);
       if (best.order.empty()) return detail::no_time;
-      best.bottleneck_s = detail::best_of_order(costs, best.order, limits, least);
+      best.bottleneck_s = detail::best_of_order(costs, best.order, minibatches, least);
     }
     double low = least;  // lower bound
     int runs = static_cast<int>(std::max<std::size_t>(5, 12'000'000 / table.words()));
@@ -203,7 +202,7 @@ struct MinMax {
         low = std::max(low, most);
         return false;
       }
-      best.bottleneck_s = detail::best_of_order(costs, order, limits, least, most);
+      best.bottleneck_s = detail::best_of_order(costs, order, minibatches, least, most);
       best.order = order;
       try_from(order, 3'000'000);
       return true;

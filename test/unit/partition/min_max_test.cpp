@@ -122,8 +122,7 @@ TEST_CASE("partition/MinMax: the table of orders has one for the optimum, and no
     double const best = brute_force(p, c, {}, stages, 2);
     if (best == none) continue;
     auto const costs = partition::costs(p, c, numbered(c.size()));
-    partition::detail::Limits const limits{2, 1};  // the table refers to it
-    partition::detail::AnyOrder table(costs, limits, 1U << 20);
+    partition::detail::AnyOrder table(costs, 2, 1U << 20);
     REQUIRE(table.possible());
     CAPTURE(i, layers, stages, best);
     REQUIRE(table.order(best * (1 + 1e-12)).size() == static_cast<std::size_t>(stages));

@@ -31,9 +31,13 @@ class AnyOrder {
   }
 
  public:
+  /// @param  in_flight    minibatches, for the memory
   /// @param  most_states  if the table would be larger, `possible()` is false
-  constexpr AnyOrder(Costs const& costs, Limits const& limits, std::size_t most_states)
-      : costs_(costs), limits_(limits), layers_(costs.layers()), words_(at(layers_) / 64 + 1) {
+  constexpr AnyOrder(Costs const& costs, int in_flight, std::size_t most_states)
+      : costs_(costs),
+        in_flight_(in_flight),
+        layers_(costs.layers()),
+        words_(at(layers_) / 64 + 1) {
     for (int d = 0; d < costs.devices(); ++d) {
       auto found = std::find_if(classes_.begin(), classes_.end(), [&](Class const& c) {
         return costs.place(c.devices.front()).alike(costs.place(d));
@@ -163,8 +167,8 @@ class AnyOrder {
     for (std::size_t c = 0; c < classes_.size(); ++c) {
       int const device = classes_[c].devices.front();
       auto const fits = [&](int i, int j, int stage) {
-        return costs_.memory_bytes(i, j, stage, stages(), limits_.in_flight) <=
-               limits_.available(costs_, device);
+        return costs_.memory_bytes(i, j, stage, stages(), in_flight_) <=
+               costs_.place(device).memory_bytes;
       };
       for (int i = 0; i < layers_; ++i) {
         bool const ends = fits(i, layers_, stages() - 1);
@@ -249,7 +253,7 @@ class AnyOrder {
   }
 
   Costs const& costs_;
-  Limits const& limits_;
+  int in_flight_;
   int layers_;
   std::size_t words_;
   bool possible_ = false;
@@ -267,13 +271,12 @@ class AnyOrder {
 /// @param orders  how many may be tried
 /// @param start   all devices
 /// @return        the best order that it has found, and its bottleneck
-[[nodiscard]] constexpr std::pair<std::vector<int>, double> climb(Costs const& costs,
-                                                                  Limits const& limits,
+[[nodiscard]] constexpr std::pair<std::vector<int>, double> climb(Costs const& costs, int in_flight,
                                                                   double least, long long orders,
                                                                   std::vector<int> const& start) {
   auto const bottleneck = [&](std::vector<int> const& order, double most) {
     --orders;
-    return best_of_order(costs, order, limits, least, most);
+    return best_of_order(costs, order, in_flight, least, most);
   };
   std::uint64_t random = 1;
   auto const below = [&](std::size_t n) {

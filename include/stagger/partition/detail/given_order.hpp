@@ -43,8 +43,8 @@ class GivenOrder {
   }
 
   [[nodiscard]] constexpr bool fits(int s, int i, int j) const {
-    return costs_.memory_bytes(i, j, s, stages_, limits_.in_flight) <=
-           limits_.available(costs_, order_[at(s)]);
+    return costs_.memory_bytes(i, j, s, stages_, in_flight_) <=
+           costs_.place(order_[at(s)]).memory_bytes;
   }
 
   /// Computes the range in which each stage may end, considering only computing time. False if some
@@ -95,10 +95,11 @@ class GivenOrder {
   }
 
  public:
-  constexpr GivenOrder(Costs const& costs, std::span<int const> order, Limits const& limits)
+  /// @param in_flight  minibatches, for the memory
+  constexpr GivenOrder(Costs const& costs, std::span<int const> order, int in_flight)
       : costs_(costs),
         order_(order),
-        limits_(limits),
+        in_flight_(in_flight),
         stages_(static_cast<int>(order.size())),
         layers_(costs.layers()) {}
 
@@ -159,7 +160,7 @@ class GivenOrder {
  private:
   Costs const& costs_;
   std::span<int const> order_;
-  Limits const& limits_;
+  int in_flight_;
   int stages_;
   int layers_;
   std::vector<int> low_{}, high_{};  ///< [stages] range of possible ends
@@ -183,9 +184,8 @@ class GivenOrder {
 /// The best bottleneck of an order, if it is below `most`. Bounds are tried that grow from a lower
 /// bound, since fewer cuts must be examined for a smaller bound.
 [[nodiscard]] constexpr double best_of_order(Costs const& costs, std::span<int const> order,
-                                             Limits const& limits, double least,
-                                             double most = no_time) {
-  GivenOrder search(costs, order, limits);
+                                             int in_flight, double least, double most = no_time) {
+  GivenOrder search(costs, order, in_flight);
   for (double const slack : {1.02, 1.1, 1.3, 2.0, 4.0}) {
     if (!(least > 0) || least * slack >= most) break;
     double const found = search.bottleneck(least * slack);
