@@ -66,12 +66,10 @@ struct Replan {
   /// neighbour's, or is merged with it.
   [[nodiscard]] static std::vector<Draft> kept(Plan const& before, Workload const& w) {
     Draft old = draft_of(before, 0);
-    for (auto& s : old.stages) {
-      auto const gone = [&](int id) {
+    for (auto& s : old.stages)
+      std::erase_if(s.devices, [&](int id) {
         return !std::binary_search(w.devices().begin(), w.devices().end(), id);
-      };
-      s.devices.erase(std::remove_if(s.devices.begin(), s.devices.end(), gone), s.devices.end());
-    }
+      });
     std::vector<Draft> all{old};
     for (std::size_t i = 0; i < old.stages.size(); ++i) {
       if (!old.stages[i].devices.empty()) continue;

@@ -131,14 +131,12 @@ class TableReader {
     }
     std::string_view const letters =
         rest.substr(0, rest.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_"));
-    bool known = false;
-    for (int k = 0; k <= static_cast<int>(Kind::recv_backward); ++k) {
-      if (letters != name(static_cast<Kind>(k))) continue;
-      a.kind = static_cast<Kind>(k);
-      known = true;
-    }
-    if (!known)
+    int kind = 0;
+    constexpr int kinds = static_cast<int>(Kind::recv_backward) + 1;
+    while (kind < kinds && letters != name(static_cast<Kind>(kind))) ++kind;
+    if (kind == kinds)
       refuse(text, "has no known action; use F, I, B, W, SEND_F, RECV_F, SEND_B or RECV_B");
+    a.kind = static_cast<Kind>(kind);
     rest.remove_prefix(letters.size());
     a.microbatch = number(text, rest, "needs a microbatch number behind the action");
     if (rest.starts_with('s')) {

@@ -70,7 +70,8 @@ class Transfers {
   /// @param number  by which `arrived` reports it
   void start(double now_s, std::uint64_t bytes, Direction direction, std::uint32_t number) {
     advance(now_s);
-    Capacity& capacity = capacities_[links_.duplex == Duplex::half ? 0 : index(direction)];
+    bool const second = links_.duplex == Duplex::full && direction == Direction::pull;
+    Capacity& capacity = capacities_[second ? 1 : 0];
     double const size = static_cast<double>(bytes) * (1 + links_.loss);
     if (links_.sharing == Sharing::fair) {
       if (capacity.active.empty()) capacity.served = 0;
@@ -128,9 +129,6 @@ class Transfers {
     double free_s = 0;   // not fair: when the next may begin
   };
 
-  static constexpr std::size_t index(Direction direction) {
-    return static_cast<std::size_t>(direction);
-  }
   [[nodiscard]] double share(Capacity const& capacity) const noexcept {
     return links_.rate / static_cast<double>(capacity.active.size());
   }

@@ -67,13 +67,6 @@ inline constexpr auto catalog = [] {
   return entries;
 }();
 
-/// @throws Error  bad_configuration for a name that is not in the catalog, naming the nearest
-[[nodiscard]] [[gnu::cold]] inline CatalogEntry const& entry_of(std::string_view name) {
-  for (CatalogEntry const& entry : catalog)
-    if (entry.name == name) return entry;
-  catalog_lines.refuse(name);
-}
-
 struct Named;
 
 namespace detail {
@@ -107,8 +100,12 @@ struct Named {
   Costs costs{};                      ///< for fifo and auto
   Limits limits{};                    ///< in_flight for all, memory for auto
 
-  /// @throws Error  bad_configuration for a name that is not in the catalog
-  [[nodiscard]] CatalogEntry const& entry() const { return entry_of(name); }
+  /// @throws Error  bad_configuration for a name that is not in the catalog, naming the nearest
+  [[nodiscard]] [[gnu::cold]] CatalogEntry const& entry() const {
+    for (CatalogEntry const& entry : catalog)
+      if (entry.name == name) return entry;
+    catalog_lines.refuse(name);
+  }
 
   /// Stages on each rank, V.
   /// @throws Error  as `entry`

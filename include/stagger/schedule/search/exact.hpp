@@ -138,10 +138,7 @@ namespace stagger::schedule::detail {
     return at[end_of(s + 1, i, done)] + times[s].link_backward;
   };
   auto const covers = [](Grid<double> const& a, Grid<double> const& b) {
-    for (int x = 0; x < a.size(); ++x) {
-      if (a[x] > b[x]) return false;
-    }
-    return true;
+    return std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) { return x <= y; });
   };
 
   for (int step = 0; step < 3 * S * M; ++step) {
@@ -173,9 +170,7 @@ namespace stagger::schedule::detail {
               return covers(nodes[o].at, at);
             });
             if (dropped) continue;
-            rivals.erase(std::remove_if(rivals.begin(), rivals.end(),
-                                        [&](std::size_t o) { return covers(at, nodes[o].at); }),
-                         rivals.end());
+            std::erase_if(rivals, [&](std::size_t o) { return covers(at, nodes[o].at); });
             rivals.push_back(nodes.size());
             nodes.push_back({std::move(at), n, {.kind = kinds[k], .stage = s, .microbatch = done}});
           }
