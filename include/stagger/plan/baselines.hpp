@@ -22,30 +22,26 @@ namespace detail {
 /// @pre 1 <= stages <= seconds.size()
 [[nodiscard]] inline std::vector<int> balanced(std::vector<double> const& seconds, int stages) {
   auto const N = seconds.size();
-  auto const cut = [&](double limit, std::vector<int>* cuts) {
+  auto const cut = [&](double limit) {  // into more stages if they would take longer
+    std::vector<int> cuts;
     double stage = 0;
-    int open = 1;
     for (std::size_t l = 0; l < N; ++l) {
-      bool const must = static_cast<int>(N - l) <= stages - open;  // a layer for each one left
+      bool const must = std::cmp_less(N - l + cuts.size(), stages);  // a layer for each one left
       if (l > 0 && (stage + seconds[l] > limit || must) && !(stage == 0 && !must)) {
-        if (cuts != nullptr) cuts->push_back(static_cast<int>(l));
+        cuts.push_back(static_cast<int>(l));
         stage = 0;
-        ++open;
       }
       stage += seconds[l];
     }
-    return open <= stages;
+    return cuts;
   };
   double low = 0, high = 0;
   for (double const s : seconds) low = std::max(low, s), high += s;
-  high = std::max(high, low);
   for (int i = 0; i < 100 && high - low > 1e-12 * high; ++i) {
     double const middle = low + (high - low) / 2;
-    (cut(middle, nullptr) ? high : low) = middle;
+    (std::cmp_less(cut(middle).size(), stages) ? high : low) = middle;
   }
-  std::vector<int> cuts;
-  cut(high * (1 + 1e-12), &cuts);
-  return cuts;
+  return cut(high * (1 + 1e-12));
 }
 
 /// The draft of some cuts: devices in order are divided evenly among the stages; if there is a

@@ -64,14 +64,19 @@ class SharedStage {
       exchange(sum, stage_.last + 1);
     else if (adds_at_end())  // the next stage's members collect the sums
       exchange(sum, stage_.last + 1, 1);
+    // Only recomputation after the last exchange is hidden: layers before one run again once the
+    // gradient has passed through it.
+    bool hidden = plan_.recompute && !adds_at_end();
     double sent_s = 0;  // when the sums so far are done, since the start of the last backward
     double bytes = 0;   // of gradients after the last exchange
     for (int l = stage_.last; l >= stage_.first; --l) {
       StageTime const t = of(l);
       sum.forward_s += t.forward_s;
       sum.backward_s += t.backward_s;
+      if (hidden) sum.recompute_s += t.forward_s;
       bytes += parameter_bytes(l);
       if (l > stage_.first && exchange(l) == partition::GroupExchange::none) continue;
+      hidden = false;
       auto const& line = rows(l) ? all_.all_reduce : alike_;
       if (bytes > 0)
         sent_s = std::max(sent_s, sum.backward_s) + line.startup_s + line.per_byte_s * bytes;
@@ -79,7 +84,6 @@ class SharedStage {
       if (l > stage_.first) exchange(sum, l);
     }
     sum.all_reduce_s = std::max(0.0, sent_s - sum.backward_s);
-    if (plan_.recompute) sum.recompute_s = behind_last_exchange_s();
     return sum;
   }
 
@@ -97,17 +101,6 @@ class SharedStage {
   }
 
  private:
-  /// Forward seconds of the layers after the last exchange. Only their recomputation is hidden;
-  /// layers before an exchange run again once the gradient has passed through it.
-  [[nodiscard]] double behind_last_exchange_s() const {
-    if (adds_at_end()) return 0;
-    double sum = 0;
-    for (int l = stage_.last; l >= stage_.first; --l) {
-      sum += of(l).forward_s;
-      if (exchange(l) != partition::GroupExchange::none) break;
-    }
-    return sum;
-  }
   [[nodiscard]] std::size_t members() const { return static_cast<std::size_t>(split_.members); }
   [[nodiscard]] partition::PlannedLayer const& planned(int l) const {
     return split_.layers[number(l)];

@@ -23,10 +23,6 @@ namespace stagger::schedule {
 /// @param timeline  the result of `evaluate` for the table under these costs
 inline void add_transfers(Timeline& timeline, Table const& table, Costs const& costs) {
   detail::Times const times = detail::stage_times(table, costs);
-  bool const any = std::any_of(times.begin(), times.end(), [](detail::StageTimes const& t) {
-    return t.link_forward > 0 || t.link_backward > 0;
-  });
-  if (!any) return;
   // Of a stage that two ranks hold, each microbatch runs on one of them.
   Grid<int> ranks(detail::entries(table), -1);
   for (int r = 0; r < table.ranks(); ++r) {
