@@ -17,7 +17,6 @@ namespace stagger::partition {
 
 /// A partitioner's name, and the function that runs it.
 template <class P> struct CatalogLine {
-  using Policy = P;
   std::string_view name;
   std::string_view what;
 };

@@ -111,7 +111,7 @@ template <class Search>
                               .device = place.id,
                               .needed_bytes = whole,
                               .available_bytes = place.memory_bytes,
-                              .in_flight = std::max(fewer, 0),
+                              .in_flight = fewer,
                               .memory_factor = enough});
 }
 

@@ -34,7 +34,6 @@ struct Auto;  // searches among the others, and so includes this header
 /// The facts about a schedule that its type does not contain. Its type says whether it flushes, its
 /// number of chunks, and its options.
 template <class P> struct CatalogLine {
-  using Policy = P;
   static constexpr std::string_view name = catalog_name<P>;
   std::string_view what;
   std::string_view constraint;        ///< on ranks P, microbatches M and chunks V

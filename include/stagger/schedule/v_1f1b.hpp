@@ -18,15 +18,13 @@ struct V1F1B {
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
-  /// Most chunks in flight on a rank.
-  [[nodiscard]] static constexpr int peak(int ranks) noexcept { return 2 * ((3 * ranks + 3) / 4); }
-
   /// @param shape  any P and M, V = 2
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-1f1b", shape, 2);
     detail::Pattern const pattern(shape.ranks, true);
-    return detail::Repetition(shape, pattern, true, peak(shape.ranks)).table();
+    int const most_chunks = 2 * ((3 * shape.ranks + 3) / 4);
+    return detail::Repetition(shape, pattern, true, most_chunks).table();
   }
 };
 

@@ -21,9 +21,6 @@ struct VHalf {
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
-  /// Most chunks in flight on a rank.
-  [[nodiscard]] static constexpr int peak(int ranks) noexcept { return 2 * ((ranks + 2) / 2); }
-
   /// @param shape  any P and M, V = 2
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
@@ -38,7 +35,8 @@ struct VHalf {
       start(r, 3) = 6 * P - 2 + rest - r;
     }
     detail::Pattern const pattern(std::move(start));
-    return detail::Repetition(shape, pattern, false, peak(shape.ranks)).table();
+    int const most_chunks = 2 * ((P + 2) / 2);
+    return detail::Repetition(shape, pattern, false, most_chunks).table();
   }
 };
 

@@ -17,15 +17,13 @@ struct VMin {
 
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
 
-  /// Most chunks in flight on a rank.
-  [[nodiscard]] static constexpr int peak(int ranks) noexcept { return 2 * ((ranks + 1) / 3 + 1); }
-
   /// @param shape  any P and M, V = 2
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-min", shape, 2);
     detail::Pattern const pattern(shape.ranks, false);
-    return detail::Repetition(shape, pattern, false, peak(shape.ranks)).table();
+    int const most_chunks = 2 * ((shape.ranks + 1) / 3 + 1);
+    return detail::Repetition(shape, pattern, false, most_chunks).table();
   }
 };
 
