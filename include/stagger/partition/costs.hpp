@@ -187,7 +187,7 @@ constexpr void require_stages(int stages, int layers) {
   detail::require_stages(stages, costs.layers());
   if (cuts.size() + 1 != order.size())
     raise(Errc::bad_configuration, cuts.size(), " cuts make ", counted(cuts.size() + 1, "stage"),
-          ", but ", stages, " devices", " are given; give one for each stage");
+          ", but ", stages, " devices are given; give one for each stage");
   std::vector<int> const bounds = detail::bounds_of(cuts, costs.layers());
   Partition result{.cuts = cuts};
   for (std::size_t s = 0; s < order.size(); ++s) {

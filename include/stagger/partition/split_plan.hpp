@@ -223,7 +223,7 @@ struct Elements {
 };
 
 /// The elements that a member sends at the cut in front of a layer.
-/// @param layer  as for SplitPlan::cut
+/// @param layer  as for SplitPlan::exchange
 /// @param rows   rows of each member; its group has members times as many
 [[nodiscard]] constexpr Elements elements_sent(SplitPlan const& plan, std::size_t layer, int member,
                                                std::size_t rows) noexcept {

@@ -58,7 +58,7 @@ TEST_CASE("partition/Block: its cuts are judged with transfers, memory and the d
   auto const found = Block{.in_flight = 3}.partition(costs);
   std::vector<int> bounds{0, found.cuts[0], found.cuts[1], 9};
   for (std::size_t s = 0; s < 3; ++s) {
-    Stage const really = stage(p, c, numbered(3), bounds, s, 3, false);
+    Stage const really = stage(p, c, numbered(3), bounds, s, 3);
     CHECK(found.stage_s[s] == Approx(really.seconds));
     CHECK(static_cast<double>(found.memory_bytes[s]) == really.bytes);
   }

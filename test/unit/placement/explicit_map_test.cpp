@@ -11,7 +11,6 @@
 
 namespace explicit_map_test {
 
-using stagger::Error;
 using stagger::placement::ExplicitMap;
 using stagger::placement::InOrder;
 
