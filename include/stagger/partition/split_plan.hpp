@@ -256,17 +256,12 @@ struct Elements {
 [[nodiscard]] constexpr Elements elements_received(SplitPlan const& plan, std::size_t layer,
                                                    int member, std::size_t rows) noexcept {
   Elements const sent = elements_sent(plan, layer, member, rows);
-  auto const members = static_cast<std::size_t>(plan.members);
+  GroupExchange const here = plan.exchange(layer);
+  if (here == GroupExchange::shard) return {sent.backward, sent.forward};
+  if (here != GroupExchange::collect) return sent;
   std::size_t const width = plan.width(layer);
   std::size_t const own = features_of(member, plan.members, width).size();
-  switch (plan.exchange(layer)) {
-    case GroupExchange::shard:
-      return {sent.backward, sent.forward};
-    case GroupExchange::collect:
-      return {members * rows * (width - own), 0};
-    default:
-      return sent;
-  }
+  return {static_cast<std::size_t>(plan.members) * rows * (width - own), 0};
 }
 
 /// How much of a layer's output a member has, for the rows of its group.
@@ -277,17 +272,11 @@ struct Elements {
                                                     int member, std::size_t rows,
                                                     std::size_t row) noexcept {
   PlannedLayer const& planned = plan.layers[layer];
-  auto const members = static_cast<std::size_t>(plan.members);
-  switch (planned.gives) {
-    case Held::rows:
-      return rows * row;
-    case Held::columns: {
-      std::size_t const own = features_of(member, plan.members, planned.features).size();
-      return members * rows * (row / planned.features * own);
-    }
-    default:
-      return members * rows * row;
-  }
+  if (planned.gives == Held::rows) return rows * row;
+  std::size_t const all = static_cast<std::size_t>(plan.members) * rows;
+  if (planned.gives != Held::columns) return all * row;
+  std::size_t const own = features_of(member, plan.members, planned.features).size();
+  return all * (row / planned.features * own);
 }
 
 /// Elements of a layer's output that a member has, for the rows of its group; 0 if unknown.

@@ -13,6 +13,10 @@
 
 namespace stagger {
 
+/// Marks a fill, which chooses devices for the replicas of one stage. `fill(occupied, devices)`
+/// returns how many of them to take from each node, [nodes].
+struct FillTag {};
+
 namespace placement {
 
 /// The number of devices of each node, and how many of them are taken. In a node the lowest free
@@ -43,13 +47,7 @@ struct Occupancy {
   }
 };
 
-}  // namespace placement
-
-/// Marks a fill, which chooses devices for the replicas of one stage. `fill(occupied, devices)`
-/// returns how many of them to take from each node, [nodes].
-struct FillTag {};
-
-namespace placement::detail {
+namespace detail {
 
 constexpr void require_room(Occupancy const& occupied, int devices) {
   if (occupied.size.size() != occupied.taken.size())
@@ -78,9 +76,7 @@ constexpr void require_room(Occupancy const& occupied, int devices) {
   return chosen;
 }
 
-}  // namespace placement::detail
-
-namespace placement {
+}  // namespace detail
 
 /// Unused nodes first, then partly taken ones: a stage stays within one node if it can, so that its
 /// all-reduce uses that node's links.
