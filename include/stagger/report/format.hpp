@@ -87,24 +87,23 @@ namespace detail {
 
 /// A count with a decimal prefix and room for a unit after it: `format_count(51234)` is "51.2 k",
 /// `format_count(7)` is "7".
-[[nodiscard]] inline std::string format_count(double count, int digits = 3) {
+[[nodiscard]] inline std::string format_count(double count) {
   if (std::fabs(count) < 1000 && std::floor(count) == count) return format_fixed(count, 0);
-  std::string text = detail::with_prefix(count, digits, 0, {"", "k", "M", "G", "T"}, "0");
+  std::string text = detail::with_prefix(count, 3, 0, {"", "k", "M", "G", "T"}, "0");
   if (text.back() == ' ') text.pop_back();
   return text;
 }
 
 /// Bytes in steps of 1024: `format_bytes(1572864)` is "1.50 MiB", `format_bytes(512)` is "512 B".
-[[nodiscard]] inline std::string format_bytes(double bytes, int digits = 3) {
+[[nodiscard]] inline std::string format_bytes(double bytes) {
   constexpr std::array<char const*, 7> units{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   if (!std::isfinite(bytes)) return format_fixed(bytes, 0);
   double scaled = bytes;
   std::size_t i = 0;
   while (i + 1 < units.size() && std::fabs(scaled) >= 1023.5) scaled /= 1024, ++i;
   double const size = std::fabs(scaled);
-  int const before = size >= 999.5 ? 4 : size >= 99.95 ? 3 : size >= 9.995 ? 2 : 1;
-  bool const whole = i == 0 && std::floor(bytes) == bytes;
-  return format_fixed(scaled, whole || before >= digits ? 0 : digits - before) + " " + units[i];
+  bool const whole = size >= 99.95 || (i == 0 && std::floor(bytes) == bytes);
+  return format_fixed(scaled, whole ? 0 : size >= 9.995 ? 1 : 2) + " " + units[i];
 }
 
 /// A span of time as a clock shows it, for "time left": "0:42", "12:05", "3:07:00". Unknown

@@ -41,8 +41,9 @@ namespace stagger::schedule {
     pairs = pairs || a.overlaps_next;
     backwards = backwards || gives_input_gradient(a.kind);
   }
-  detail::Times shortest = times;  // an action in a pair may take no longer than the pair
-  if (pairs && costs.overlap_s >= 0) {
+  pairs = pairs && costs.overlap_s >= 0;  // at a cost of their own
+  detail::Times shortest = times;         // an action in a pair may take no longer than the pair
+  if (pairs) {
     for (auto& t : shortest) {
       t.forward = std::min(t.forward, costs.overlap_s);
       t.input = std::min(t.input, costs.overlap_s);
@@ -71,11 +72,8 @@ namespace stagger::schedule {
 
   double bound = 0;
   for (int r = 0; r < table.ranks(); ++r) {
-    struct {
-      double work_s = 0;              // all actions of the rank, pairs at their own cost
-      double inputs_s = 0;            // all its backwards, as I
-      double held_s = 0, kept_s = 0;  // activation seconds from F to I, and from I to W
-    } load;
+    double work_s = 0, inputs_s = 0;  // all actions of the rank, and all its backwards as I
+    double held_s = 0, kept_s = 0;    // activation seconds from F to I, and from I to W
     std::vector<double> forwards;
     int first = S, last = -1;
     bool second = false;
@@ -84,23 +82,23 @@ namespace stagger::schedule {
       int const s = a.stage;
       first = std::min(first, a.stage);
       last = std::max(last, a.stage);
-      bool const own_cost = costs.overlap_s >= 0 && (second || a.overlaps_next);
-      load.work_s += !own_cost ? times[s].of(a.kind) : second ? 0.0 : costs.overlap_s;
+      bool const paired = pairs && (second || a.overlaps_next);
+      work_s += !paired ? times[s].of(a.kind) : second ? 0.0 : costs.overlap_s;
       second = a.overlaps_next;
       if (a.kind == Kind::forward) {
         forwards.push_back(times[s].forward);
-        load.held_s += back[s] + shortest[s].input +  // and while later slices go and come back
-                       (table.slices - 1 - a.slice) * (shortest[s].forward + shortest[s].input);
-        load.kept_s += pairs && costs.overlap_s >= 0 ? 0.0 : times[s].weight;
+        held_s += back[s] + shortest[s].input +  // and while later slices go and come back
+                  (table.slices - 1 - a.slice) * (shortest[s].forward + shortest[s].input);
+        kept_s += pairs ? 0.0 : times[s].weight;
       }
-      if (gives_input_gradient(a.kind)) load.inputs_s += shortest[s].input;
+      if (gives_input_gradient(a.kind)) inputs_s += shortest[s].input;
     }
     if (last < 0) continue;
     double const begin = two_ways ? std::min(head[first], head[last]) : head[first];
-    bound = std::max(bound, begin + load.work_s);
+    bound = std::max(bound, begin + work_s);
     if (two_ways) continue;
     if (!backwards) {
-      bound = std::max(bound, begin + load.work_s + rest[last]);
+      bound = std::max(bound, begin + work_s + rest[last]);
       continue;
     }
     if (limits.in_flight > 0 && static_cast<int>(forwards.size()) > limits.in_flight) {
@@ -110,16 +108,12 @@ namespace stagger::schedule {
     double early = 0;  // work before the first gradient, at most
     for (double const forward_s : forwards) early += forward_s;
     double const gradient = head[last] + back[last] + queue;  // when the first one can be here
-    bound = std::max(bound, gradient + load.work_s - early);
-    double const last_weight = pairs && costs.overlap_s >= 0 ? 0.0 : times[0].weight;
-    bound = std::max(bound, gradient + load.inputs_s + down[first] + last_weight);
-    if (limits.memory > 0) {
-      bound = std::max(bound,
-                       begin + (load.held_s + limits.weight_share * load.kept_s) / limits.memory);
-    }
-    if (limits.in_flight > 0) {
-      bound = std::max(bound, begin + (load.held_s + load.kept_s) / limits.in_flight);
-    }
+    bound = std::max(bound, gradient + work_s - early);
+    double const last_weight = pairs ? 0.0 : times[0].weight;
+    bound = std::max(bound, gradient + inputs_s + down[first] + last_weight);
+    if (limits.memory > 0)
+      bound = std::max(bound, begin + (held_s + limits.weight_share * kept_s) / limits.memory);
+    if (limits.in_flight > 0) bound = std::max(bound, begin + (held_s + kept_s) / limits.in_flight);
   }
   return bound;
 }
