@@ -51,34 +51,23 @@ struct OnEngineThreads {
   Metrics await_resume() const { return step.await_resume(); }
 };
 
-/// The arguments of the handler's call.
-struct Outcome {
-  std::exception_ptr failure;
-  Metrics metrics;
-};
-
-/// Passes a stop request on from one token to another.
-struct RequestStop {
-  stagger::stop_source source;
-  void operator()() noexcept { source.request_stop(); }
-};
-
 template <class Executor, class Handler>
 Detached carry_through(Step step, Executor executor, Handler handler) {
-  Outcome outcome;
+  Metrics metrics;
+  std::exception_ptr failure;
   OnEngineThreads awaited(step);
   try {
-    outcome.metrics = co_await awaited;
+    metrics = co_await awaited;
   } catch (...) {
-    outcome.failure = std::current_exception();
+    failure = std::current_exception();
   }
   // Both in one function: an executor with several threads could run the second of two functions
   // first, and the handler may assign another operation's cancellation to the slot, or destroy the
   // slot.
-  boost::asio::post(executor, [handler = std::move(handler), outcome]() mutable {
+  boost::asio::post(executor, [handler = std::move(handler), failure, metrics]() mutable {
     auto slot = boost::asio::get_associated_cancellation_slot(handler);
     if (slot.is_connected()) slot.clear();
-    std::move(handler)(outcome.failure, outcome.metrics);
+    std::move(handler)(failure, metrics);
   });
 }
 
@@ -94,9 +83,8 @@ namespace stagger::host {
 /// meanwhile. As with any operation that completes from another thread, join the executor's context
 /// (`thread_pool::join`, the threads in `io_context::run`) before it is destroyed.
 ///
-/// @cancellation  any type of Asio's cancellation ends the step with Error(cancelled), besides the
-/// token that the step
-///                was made with
+/// Any type of Asio's cancellation ends the step with Error(cancelled), besides the token that the
+/// step was made with.
 template <class CompletionToken> auto async_run(Step step, CompletionToken&& token) {
   return boost::asio::async_initiate<CompletionToken, void(std::exception_ptr, Metrics)>(
       [](auto handler, Step begun) {
@@ -105,11 +93,11 @@ template <class CompletionToken> auto async_run(Step step, CompletionToken&& tok
         auto slot = boost::asio::get_associated_cancellation_slot(handler);
         if (slot.is_connected()) {
           stagger::stop_source source;
-          auto chained = std::make_shared<stagger::stop_callback<stagger::detail::RequestStop>>(
-              begun.stop_token(), stagger::detail::RequestStop{source});
+          auto stop = [source]() mutable { source.request_stop(); };
+          auto chained = std::make_shared<stagger::stop_callback<decltype(stop)>>(
+              begun.stop_token(), stop);
           begun.stop_token(source.get_token());
-          slot.assign(
-              [source, chained](boost::asio::cancellation_type) mutable { source.request_stop(); });
+          slot.assign([stop, chained](boost::asio::cancellation_type) mutable { stop(); });
         }
         stagger::detail::carry_through(std::move(begun), executor, std::move(handler));
       },

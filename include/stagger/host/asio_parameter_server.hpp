@@ -148,7 +148,7 @@ class Listener {
     refused(acceptor_.listen(tcp::acceptor::max_listen_connections, error));
     port_ = acceptor_.local_endpoint().port();
     boost::asio::post(threads_[0]->executor(), [this] {
-      go_on();
+      each_tick(timer_, [this] { look(); });
       accept();
     });
   }
@@ -213,14 +213,10 @@ class Listener {
                         [this, thread, ended] { ended ? accept() : end_silent(thread + 1); });
     });
   }
-  void go_on() {
-    timer_.expires_after(tick);
-    timer_.async_wait([this](boost::system::error_code const&) {
-      awaited_ = service_.server->awaits_any() ? awaited_ + 1 : 0;
-      if (awaited_ > ticks(service_.deadline_s)) service_.server->give_up_awaited();
-      accept();
-      go_on();
-    });
+  void look() {
+    awaited_ = service_.server->awaits_any() ? awaited_ + 1 : 0;
+    if (awaited_ > ticks(service_.deadline_s)) service_.server->give_up_awaited();
+    accept();
   }
 
   Service service_;
@@ -258,7 +254,7 @@ class WorkerStream final : public collective::detail::Transport {
         std::move(socket), text("the parameter server at ", name), nullptr, options.deadline_s);
     Hello const hello = options.token.hello();
     stream_->start(end, &hello);
-    go_on();
+    each_tick(timer_, [this] { stream_->tick(); });
     thread_ = std::thread([this] { run(); });
   }
   WorkerStream(WorkerStream const&) = delete;
@@ -281,13 +277,6 @@ class WorkerStream final : public collective::detail::Transport {
     } catch (...) {  // for example, no memory
       stream_->end(std::current_exception());
     }
-  }
-  void go_on() {
-    timer_.expires_after(tick);
-    timer_.async_wait([this](boost::system::error_code const&) {
-      stream_->tick();
-      go_on();
-    });
   }
 
   boost::asio::io_context context_{1};

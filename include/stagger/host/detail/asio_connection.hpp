@@ -2,11 +2,6 @@
 #pragma once
 /// @file   A connection between a worker and a parameter server, by Boost.Asio.
 
-#if !__has_include(<boost/asio/ip/tcp.hpp>)
-#error \
-    "stagger/host/asio_parameter_server.hpp needs Boost.Asio: link stagger::host, or find_package(stagger COMPONENTS host)"
-#endif
-
 #include <stagger/core/requirements.hpp>
 
 #include <algorithm>
@@ -17,17 +12,20 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <new>
 #include <string>
 #include <utility>
 
 #include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/error.hpp>
@@ -39,62 +37,49 @@ using boost::asio::ip::tcp;
 
 /// Memory for the one handler that a connection posts from other threads, so that waking it
 /// allocates nothing.
-class HandlerMemory {
- public:
-  static constexpr std::size_t bytes = 256;
-  template <class T> struct Allocator {
-    using value_type = T;
-    explicit Allocator(HandlerMemory& memory) noexcept : of(&memory) {}
-    template <class U> Allocator(Allocator<U> const& other) noexcept : of(other.of) {}
-    [[nodiscard]] T* allocate(std::size_t count) const {
-      static_assert(alignof(T) <= alignof(std::max_align_t));
-      if (count * sizeof(T) > bytes) throw std::bad_alloc();
-      return reinterpret_cast<T*>(of->memory_);
-    }
-    void deallocate(T*, std::size_t) const noexcept {}
-    template <class U> bool operator==(Allocator<U> const& other) const noexcept {
-      return of == other.of;
-    }
-    HandlerMemory* of;
-  };
-
- private:
-  alignas(std::max_align_t) std::byte memory_[bytes];
-};
-
-/// An option of TCP for which Asio has no name.
-template <int Name> struct TcpOption {
-  int value;
-  template <class Protocol> [[nodiscard]] int level(Protocol const&) const { return IPPROTO_TCP; }
-  template <class Protocol> [[nodiscard]] int name(Protocol const&) const { return Name; }
-  template <class Protocol> [[nodiscard]] int const* data(Protocol const&) const { return &value; }
-  template <class Protocol> [[nodiscard]] std::size_t size(Protocol const&) const {
-    return sizeof(value);
+class HandlerMemory final : public std::pmr::memory_resource {
+  void* do_allocate(std::size_t bytes, std::size_t) override {
+    if (bytes > sizeof memory_) throw std::bad_alloc();
+    return memory_;
   }
+  void do_deallocate(void*, std::size_t, std::size_t) override {}
+  bool do_is_equal(memory_resource const& other) const noexcept override { return this == &other; }
+
+  alignas(std::max_align_t) std::byte memory_[256];
 };
 
 /// Lets the system end a connection if the machine of the other side has vanished, within the
 /// deadline (to the second), whether bytes are in transit or not.
-template <class Socket> void end_when_vanished(Socket& socket, double deadline_s) noexcept {
-  boost::system::error_code ignored;  // by systems without these options, which check every two
-                                      // hours
-  [[maybe_unused]] auto const seconds = [&](double share) {
+inline void end_when_vanished(int socket, double deadline_s) noexcept {
+  // Systems without the options of TCP check every two hours.
+  auto const set = [&](int level, int option, int value) {
+    static_cast<void>(::setsockopt(socket, level, option, &value, sizeof value));
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+#if defined(TCP_KEEPIDLE) && defined(TCP_KEEPINTVL) && defined(TCP_KEEPCNT)
+  auto const seconds = [&](double share) {
     constexpr double longest = 32767;  // that Linux takes
     return static_cast<int>(std::clamp(deadline_s * share, 1.0, longest));
   };
-  socket.set_option(boost::asio::socket_base::keep_alive(true), ignored);
-#if defined(TCP_KEEPIDLE) && defined(TCP_KEEPINTVL) && defined(TCP_KEEPCNT)
-  socket.set_option(TcpOption<TCP_KEEPIDLE>{seconds(0.5)}, ignored);
-  socket.set_option(TcpOption<TCP_KEEPINTVL>{seconds(0.125)}, ignored);
-  socket.set_option(TcpOption<TCP_KEEPCNT>{4}, ignored);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, seconds(0.5));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, seconds(0.125));
+  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
 #endif
 #if defined(TCP_USER_TIMEOUT)
-  socket.set_option(TcpOption<TCP_USER_TIMEOUT>{static_cast<int>(1000 * deadline_s)}, ignored);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(1000 * deadline_s));
 #endif
 }
 
 inline constexpr std::chrono::milliseconds tick{100};
 [[nodiscard]] inline int ticks(double s) { return std::max(2, static_cast<int>(s * 10)); }
+/// Calls `body` at each tick, on the thread of the timer's context.
+template <class Body> void each_tick(boost::asio::steady_timer& timer, Body body) {
+  timer.expires_after(tick);
+  timer.async_wait([&timer, body](boost::system::error_code const&) {
+    body();
+    each_tick(timer, body);
+  });
+}
 
 /// One connection. All but `wake` and `wake_and_send` runs on the thread of its context.
 ///
@@ -117,7 +102,7 @@ class AsioConnection final : public collective::detail::Transport,
         stalls_(ticks(deadline_s)) {
     boost::system::error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
-    end_when_vanished(socket_, deadline_s);
+    end_when_vanished(socket_.native_handle(), deadline_s);
   }
 
   /// @param hello  the first bytes of this side, or null
@@ -185,11 +170,9 @@ class AsioConnection final : public collective::detail::Transport,
 
  private:
   struct Wake {
-    using allocator_type = HandlerMemory::Allocator<void>;
+    using allocator_type = std::pmr::polymorphic_allocator<std::byte>;
     std::shared_ptr<AsioConnection> self;
-    [[nodiscard]] allocator_type get_allocator() const noexcept {
-      return allocator_type(self->wake_memory_);
-    }
+    [[nodiscard]] allocator_type get_allocator() const noexcept { return &self->wake_memory_; }
     void operator()() const {
       self->woken_.store(false);
       std::lock_guard const lock(self->mutex_);

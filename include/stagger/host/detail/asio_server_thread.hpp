@@ -2,11 +2,6 @@
 #pragma once
 /// @file   A thread of a parameter server on a port, and the connections that it serves.
 
-#if !__has_include(<boost/asio/ip/tcp.hpp>)
-#error \
-    "stagger/host/asio_parameter_server.hpp needs Boost.Asio: link stagger::host, or find_package(stagger COMPONENTS host)"
-#endif
-
 #include <stagger/core/requirements.hpp>
 
 #include <algorithm>
@@ -83,7 +78,10 @@ class ServerThread {
   /// @param most_unidentified  connections that have not identified their worker, at most
   ServerThread(Service const& service, std::size_t most_unidentified)
       : service_(service), most_unidentified_(most_unidentified), timer_(context_) {
-    go_on();
+    each_tick(timer_, [this] {
+      for (auto const& each : accepted_) each->tick();
+      count();
+    });
     thread_ = std::thread([this] { run(); });
   }
   ServerThread(ServerThread const&) = delete;
@@ -138,14 +136,6 @@ class ServerThread {
       } catch (...) {  // for example, no memory for a message of one connection
       }
     }
-  }
-  void go_on() {
-    timer_.expires_after(tick);
-    timer_.async_wait([this](boost::system::error_code const&) {
-      for (auto const& each : accepted_) each->tick();
-      count();
-      go_on();
-    });
   }
   /// Forgets connections that have ended, and sees whether another may be added. If there are too
   /// many that have not identified themselves, the oldest silent one is closed; so a worker whose
