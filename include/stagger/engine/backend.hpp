@@ -7,6 +7,8 @@
 #include <concepts>
 #include <cstdint>
 #include <exception>
+#include <span>
+#include <string>
 
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
@@ -140,6 +142,16 @@ template <class B> Progress go_on(B& backend, RankState& rank) noexcept {
     run_watched(machine, rank, in, clock);
   else
     run_compute(rank, in);
+}
+
+/// What each rank that has not finished waits for.
+/// @param given  [signals] how often each signal was given
+[[nodiscard]] [[gnu::cold]] inline std::string describe_stall(
+    Machine const& machine, std::span<std::uint32_t const> given) {
+  List<std::size_t> at;
+  for (auto const& rank : machine.ranks())
+    at.push_back(static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
+  return describe_stall(machine.program(), at, given, machine.waits_for());
 }
 
 }  // namespace detail

@@ -15,7 +15,7 @@
 
 namespace stagger::sim {
 
-template <class Machine> class VirtualClockBackend;
+template <class Device> class VirtualClockBackend;
 
 /// Device policy: every rank has a device of its own whose actions take the time that `costs` says.
 ///
@@ -23,7 +23,7 @@ template <class Machine> class VirtualClockBackend;
 /// seconds. The same seed gives the same times on every machine.
 struct VirtualClock {
   using policy_tag = DeviceTag;
-  using Backend = VirtualClockBackend<stagger::detail::Machine>;
+  using Backend = VirtualClockBackend<VirtualClock>;
   static constexpr DeviceTraits traits{.sums_while_running = true,
                                        .outside_signals = true,
                                        .shares_time = true,

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,7 +20,6 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/stall.hpp>
-#include <stagger/program/describe.hpp>
 
 namespace stagger::host {
 
@@ -87,18 +85,6 @@ struct alignas(64) Worker {
   List<Rank> ranks;
   std::thread thread;  // of every worker but the first
 };
-
-/// The error message of a step whose ranks no longer move.
-/// @param given  [signals] how often each was given
-[[nodiscard]] [[gnu::cold]] inline std::string stall_text(stagger::detail::Machine& machine,
-                                                          List<std::uint32_t> const& given) {
-  List<std::size_t> at;
-  for (auto const& rank : machine.ranks())
-    at.push_back(static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
-  return text("no rank moved for ", machine.options().deadline_s, " s: ",
-              stagger::detail::describe_stall(machine.program(), at, given, machine.waits_for()),
-              "; raise Options::deadline_s if an action may take that long");
-}
 
 }  // namespace detail
 
@@ -323,7 +309,9 @@ class ThreadsBackend : detail::Spinning {
       List<std::uint32_t> given;
       for (std::size_t s = 0; s < signal_count_; ++s)
         given.push_back(signals_[s].value.load(std::memory_order_relaxed));
-      return std::make_exception_ptr(Error(Errc::deadline, detail::stall_text(machine_, given)));
+      raise(Errc::deadline, "no rank moved for ", machine_.options().deadline_s,
+            " s: ", stagger::detail::describe_stall(machine_, given),
+            "; raise Options::deadline_s if an action may take that long");
     } catch (...) {
       return std::current_exception();
     }

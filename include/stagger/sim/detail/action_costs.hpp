@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include <stagger/collective/alpha_beta.hpp>
 #include <stagger/core/error.hpp>
@@ -14,66 +13,63 @@
 
 namespace stagger::sim::detail {
 
-/// The costs that a VirtualClock gives, for the instructions of a machine.
-class ActionCosts {
+/// The costs that a device gives, for the instructions of a machine.
+/// @tparam Device  VirtualClock, whose header includes this one
+template <class Device> class ActionCosts {
  public:
-  /// @param device  a VirtualClock, whose header includes this one
   /// @throws Error  for costs and times that are negative, not finite or not one for each stage or
   /// layer, or a jitter out of range
-  template <class Device>
   [[gnu::cold]] ActionCosts(Device const& device, stagger::detail::Machine& machine)
-      : costs_(device.costs),
-        sum_(device.sum),
-        exchange_(device.exchange),
-        layer_backward_s_(device.layer_backward_s),
-        jitter_(device.jitter),
-        seed_(device.seed),
-        machine_(machine) {
-    schedule::require_costs(costs_, machine.model.table_stages());
-    if (!(jitter_ >= 0 && jitter_ < 1))
-      raise(Errc::bad_configuration, "a jitter of ", jitter_,
+      : device_(device), machine_(machine) {
+    schedule::require_costs(device.costs, machine.model.table_stages());
+    if (!(device.jitter >= 0 && device.jitter < 1))
+      raise(Errc::bad_configuration, "a jitter of ", device.jitter,
             " could make time run backwards; use 0 <= jitter < 1");
     auto const layers = machine.model.model_layers();
-    if (!layer_backward_s_.empty() && layer_backward_s_.size() != layers)
-      raise(Errc::bad_configuration, layer_backward_s_.size(), " backward times were given for ",
-            layers, " layers; give one for each, or none");
-    for (std::size_t l = 0; l < layer_backward_s_.size(); ++l)
+    auto const& backward_s = device.layer_backward_s;
+    if (!backward_s.empty() && backward_s.size() != layers)
+      raise(Errc::bad_configuration, backward_s.size(), " backward times were given for ", layers,
+            " layers; give one for each, or none");
+    for (std::size_t l = 0; l < backward_s.size(); ++l)
       collective::detail::require_cost(text("layer_backward_s of layer ", l).c_str(),
-                                       layer_backward_s_[l]);
-    collective::detail::require_cost("sum.startup_s", sum_.startup_s);
-    collective::detail::require_cost("sum.per_byte_s", sum_.per_byte_s);
-    collective::detail::require_cost("exchange.startup_s", exchange_.startup_s);
-    collective::detail::require_cost("exchange.per_byte_s", exchange_.per_byte_s);
+                                       backward_s[l]);
+    collective::detail::require_cost("sum.startup_s", device.sum.startup_s);
+    collective::detail::require_cost("sum.per_byte_s", device.sum.per_byte_s);
+    collective::detail::require_cost("exchange.startup_s", device.exchange.startup_s);
+    collective::detail::require_cost("exchange.per_byte_s", device.exchange.per_byte_s);
   }
 
   /// Seconds of a message from stage `edge` of the program, or a section of it, to the next one.
   [[nodiscard]] double transfer_s(int edge) const {
     auto const* const grouped = machine_.model.grouped.get();
-    if (grouped == nullptr) return costs_.of(edge).transfer_s;
+    if (grouped == nullptr) return device_.costs.of(edge).transfer_s;
     int const stage = grouped->stage_at[edge];
-    return stage == grouped->stage_at[edge + 1] ? 0 : costs_.of(stage).transfer_s;
+    return stage == grouped->stage_at[edge + 1] ? 0 : device_.costs.of(stage).transfer_s;
   }
 
   /// Seconds of an instruction of a rank; 0 if it neither computes nor adds up nor takes anything
   /// from other members of a group.
   [[nodiscard]] double seconds(stagger::detail::RankState const& rank,
                                Instruction const& in) const {
-    auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
     if (gathers_values(in.op)) return exchange_s(in);
     if (!computes(in.op) && !has_group(in.op)) return 0;
-    double cost_s = has_group(in.op) ? group_cost(in) : action_s(costs, in.op);
+    double cost_s = has_group(in.op) ? group_cost(in) : action_s(costs_of(in), in.op);
     RowShare const& rows = machine_.program().cells[in.cell].rows;
     if (!adds_up(in.op))
       cost_s *= work_of(in.stage) * static_cast<double>(rows.own) / static_cast<double>(rows.total);
-    if (jitter_ == 0) return cost_s;
-    std::uint64_t const x = random_bits(seed_, {static_cast<std::uint64_t>(machine_.steps()),
-                                                static_cast<std::uint64_t>(rank.number),
-                                                static_cast<std::uint64_t>(&in - rank.begin)});
+    if (device_.jitter == 0) return cost_s;
+    std::uint64_t const x =
+        random_bits(device_.seed, {static_cast<std::uint64_t>(machine_.steps()),
+                                   static_cast<std::uint64_t>(rank.number),
+                                   static_cast<std::uint64_t>(&in - rank.begin)});
     double const unit = static_cast<double>(x >> 11U) * 0x1p-53;  // [0, 1)
-    return cost_s * (1 - jitter_ + 2 * jitter_ * unit);
+    return cost_s * (1 - device_.jitter + 2 * device_.jitter * unit);
   }
 
  private:
+  [[nodiscard]] schedule::StageCosts const& costs_of(Instruction const& in) const {
+    return device_.costs.of(machine_.model.table_stage(in.stage));
+  }
   /// Seconds of a whole action.
   [[nodiscard]] static double action_s(schedule::StageCosts const& costs, Op op) noexcept {
     double sum_s = 0;
@@ -86,11 +82,11 @@ class ActionCosts {
   /// Seconds in which a rank gathers what it takes from the other members of its group.
   [[nodiscard]] double exchange_s(Instruction const& in) const {
     auto const* const grouped = machine_.model.grouped.get();
-    if (grouped == nullptr || exchange_ == collective::CostLine{}) return 0;
+    if (grouped == nullptr || device_.exchange == collective::CostLine{}) return 0;
     struct Sum {
-      collective::CostLine line;
+      collective::CostLine const& line;
       double seconds = 0;
-    } sum{exchange_};
+    } sum{device_.exchange};
     grouped->ops->each_message(machine_, in, &sum, [](void* self, int, std::uint64_t bytes) {
       auto& to = *static_cast<Sum*>(self);
       to.seconds += to.line.seconds(bytes);
@@ -120,19 +116,19 @@ class ActionCosts {
   }
   /// The time of a layer relative to the others.
   [[nodiscard]] double weight_of(std::size_t layer) const {
-    if (layer_backward_s_.empty()) return 1;
+    auto const& backward_s = device_.layer_backward_s;
+    if (backward_s.empty()) return 1;
     auto const number = static_cast<std::size_t>(machine_.model.number(layer));
-    return number < layer_backward_s_.size() ? layer_backward_s_[number] : 0;
+    return number < backward_s.size() ? backward_s[number] : 0;
   }
 
   /// Seconds of a part of a backward, or of a sum.
   [[nodiscard]] double group_cost(Instruction const& in) const {
-    auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
     auto const extent = machine_.group_ops()->extent(machine_, in);
     if (adds_up(in.op)) {
-      if (sum_ != collective::CostLine{}) return sum_.seconds(extent.bytes);
+      if (device_.sum != collective::CostLine{}) return device_.sum.seconds(extent.bytes);
       return extent.bytes == 0 ? 0
-                               : costs.reduce_s * static_cast<double>(extent.bytes) /
+                               : costs_of(in).reduce_s * static_cast<double>(extent.bytes) /
                                      static_cast<double>(extent.stage_bytes);
     }
     auto const weight = [&](std::size_t from, std::size_t end) {
@@ -141,15 +137,10 @@ class ActionCosts {
       return sum;
     };
     double const all = weight(0, extent.layers);
-    return all > 0 ? action_s(costs, in.op) * weight(extent.lowest, extent.end) / all : 0;
+    return all > 0 ? action_s(costs_of(in), in.op) * weight(extent.lowest, extent.end) / all : 0;
   }
 
-  schedule::Costs costs_;
-  collective::CostLine sum_;
-  collective::CostLine exchange_;
-  std::vector<double> layer_backward_s_;
-  double jitter_;
-  std::uint64_t seed_;
+  Device device_;
   stagger::detail::Machine& machine_;
 };
 

@@ -17,7 +17,7 @@
 namespace stagger::sim::detail {
 
 struct Parcel {
-  enum Kind : std::uint8_t { none, pushed, urgent, late, answer, last_answer, choice };
+  enum Kind : std::uint8_t { none, pushed, late, answer, last_answer, choice };
   Kind kind = none;
   bool last = false;
   stagger::detail::ByteRange part{};  ///< of a push
@@ -29,9 +29,7 @@ struct Parcel {
   double sent_s = 0;
   stagger::detail::ParameterBlock values{};
 
-  [[nodiscard]] bool is_push() const noexcept {
-    return kind == pushed || kind == urgent || kind == late;
-  }
+  [[nodiscard]] bool is_push() const noexcept { return kind == pushed || kind == late; }
   /// Makes room for so many bytes.
   void keep(std::size_t bytes) {
     if (values.size() != bytes) values.make(nullptr, bytes);

@@ -77,21 +77,18 @@ class CarriedLink final : public ParameterLink, private ParameterListener, priva
   /// are already in transit while others are still being pushed.
   void push(std::size_t layer, std::byte const* values, bool last, ByteRange part) override {
     CarriedLayer& own = layers_[layer];
-    bool const whole = part.last > own.bytes;
     bool const completes = part.first == 0;
+    bool const late = completes && part.last <= own.bytes;
     std::uint32_t const push = completes ? own.pushes++ : own.pushes;
     if (instant()) {
       tell(layer, true, push, time_->queue.now_s());
       return link_->push(layer, values, last, part);
     }
-    std::size_t const number = make(whole       ? Parcel::pushed
-                                    : completes ? Parcel::late
-                                                : Parcel::urgent,
-                                    layer, push);
+    std::size_t const number = make(late ? Parcel::late : Parcel::pushed, layer, push);
     parcels_[number].last = last;
     parcels_[number].part = part;
     fill(number, values);
-    if (!whole && completes) {
+    if (late) {
       late_.push_back(number);
       if (late_.size() == 1) send_push(number);
     } else if (turn_.has_come(*link_, layers_, push)) {

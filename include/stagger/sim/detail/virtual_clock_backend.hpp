@@ -9,13 +9,11 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <stagger/core/algorithm.hpp>
 #include <stagger/engine/backend.hpp>
-#include <stagger/program/describe.hpp>
 #include <stagger/sim/clock.hpp>
 #include <stagger/sim/detail/action_costs.hpp>
 #include <stagger/sim/detail/carried_link.hpp>
@@ -24,15 +22,13 @@ namespace stagger::sim {
 
 /// Executes programs by an event queue, which other back ends may share; its ranks are the targets
 /// of events. A template, so that only programs with a virtual clock compile it.
-/// @tparam Machine  stagger::detail::Machine
-template <class Machine> class VirtualClockBackend final : private detail::EventTarget {
+/// @tparam Device  VirtualClock, whose header includes this one
+template <class Device> class VirtualClockBackend final : private detail::EventTarget {
  public:
   static constexpr bool timed = true;
 
-  /// @param device  a VirtualClock, whose header includes this one
   /// @throws Error  as ActionCosts
-  template <class Device>
-  VirtualClockBackend(Device const& device, Machine& machine, int)
+  VirtualClockBackend(Device const& device, stagger::detail::Machine& machine, int)
       : costs_(device, machine),
         machine_(machine),
         shared_(device.clock.has_value()),
@@ -56,7 +52,6 @@ template <class Machine> class VirtualClockBackend final : private detail::Event
   }
 
   /// The same link to a parameter server, with transfers in the time of the worker's clock.
-  template <class Device>
   [[nodiscard]] static std::shared_ptr<detail::ParameterLink> carry(
       Device const& device, std::shared_ptr<detail::ParameterLink> link) {
     if (!device.clock)
@@ -152,7 +147,8 @@ template <class Machine> class VirtualClockBackend final : private detail::Event
     or_end([&] {
       while (running_ && more() && time_->queue.next()) continue;
       if (running_ && more())  // there are no events left
-        raise(machine_.program().exchanges() ? Errc::deadline : Errc::bad_schedule, stall_text());
+        raise(machine_.program().exchanges() ? Errc::deadline : Errc::bad_schedule,
+              "the ranks wait for each other: ", stagger::detail::describe_stall(machine_, given_));
     });
     if (!running_ && std::exchange(unreported_, false)) --time_->queue.unreported_steps;
     return !running_;
@@ -211,17 +207,8 @@ template <class Machine> class VirtualClockBackend final : private detail::Event
     if (open_ == 0 || machine_.failed()) end();
   }
 
-  [[nodiscard]] std::string stall_text() const {
-    std::vector<std::size_t> at;
-    for (auto const& rank : machine_.ranks())
-      at.push_back(
-          static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
-    return "the ranks wait for each other: " +
-           stagger::detail::describe_stall(machine_.program(), at, given_, machine_.waits_for());
-  }
-
-  detail::ActionCosts costs_;
-  Machine& machine_;
+  detail::ActionCosts<Device> costs_;
+  stagger::detail::Machine& machine_;
   bool shared_;
   std::shared_ptr<detail::SharedTime> time_;
   std::vector<State> state_;          // [ranks]
