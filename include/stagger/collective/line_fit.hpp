@@ -115,4 +115,19 @@ inline void require_samples(std::span<Sample const> samples) {
   return fit;
 }
 
+/// The line of fit_line; if the samples do not determine a start-up, one through the origin.
+[[nodiscard]] inline CostLine line_through(std::span<Sample const> samples) {
+  try {
+    return fit_line(samples).line;
+  } catch (Error const&) {  // all of one size, too short to measure, or nothing but noise
+    double seconds = 0;
+    double bytes = 0;
+    for (auto const& s : samples) {
+      seconds += s.seconds;
+      bytes += static_cast<double>(s.bytes);
+    }
+    return {0, seconds / bytes};
+  }
+}
+
 }  // namespace stagger::collective

@@ -148,22 +148,13 @@ struct GroupingDecision {
     return rising[rising.size() / 2];
   }
 
-  /// The line fitted to the times of sums; through the origin if they do not determine a start-up.
+  /// The line fitted to the times of sums.
   static collective::CostLine fitted(GroupingRun const& run) {
-    double seconds = 0;
-    double bytes = 0;
     List<collective::Sample> samples;
-    for (std::size_t i = 0; i < run.sample_s.size(); ++i) {
-      seconds += run.sample_s[i];
-      bytes += run.sample_bytes[i];
+    for (std::size_t i = 0; i < run.sample_s.size(); ++i)
       samples.push_back({static_cast<std::uint64_t>(run.sample_bytes[i]), run.sample_s[i]});
-    }
     if (samples.empty()) return {};
-    try {
-      return collective::fit_line({samples.data(), samples.size()}).line;
-    } catch (Error const&) {  // all of one size, or too short to measure
-      return {0, seconds / bytes};
-    }
+    return collective::line_through({samples.data(), samples.size()});
   }
 
   [[gnu::cold]] static void regroup(Machine& machine, GroupingChoice const& choice,

@@ -245,8 +245,6 @@ template <class Sum>
   auto const most = static_cast<std::size_t>(
       std::clamp<std::uint64_t>(most_bytes, 4 * least, std::uint64_t{4} << 20));
   std::vector<collective::Sample> samples;
-  double all_s = 0;
-  double all_bytes = 0;
   for (std::size_t bytes = least; bytes <= most; bytes *= 4) {
     std::vector<double> took_s;
     for (int i = -2; i < 5; ++i) {
@@ -257,14 +255,8 @@ template <class Sum>
     }
     std::sort(took_s.begin(), took_s.end());
     samples.push_back({bytes, took_s[took_s.size() / 2]});
-    all_s += samples.back().seconds;
-    all_bytes += static_cast<double>(bytes);
   }
-  try {
-    return collective::fit_line(samples).line;
-  } catch (Error const&) {  // nothing but noise
-    return {0, all_s / all_bytes};
-  }
+  return collective::line_through(samples);
 }
 
 /// One process's part in the choice, outside of steps. All processes make the same calls.
