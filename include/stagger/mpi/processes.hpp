@@ -47,7 +47,7 @@ class ProcessesBackend {
         world_(detail::callable(device.processes, device.places(), places), join_deadline_s_),
         channels_(detail::duplicate(device.processes, join_deadline_s_)),
         sent_(machine, channels_),
-        steps_(codec_, channels_, sums_, sent_, world_.spin()) {
+        steps_(codec_, channels_, sums_, sent_) {
     machine.outside({this,
                      [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
                        static_cast<ProcessesBackend*>(self)->steps_.outside().give(signal, count);

@@ -98,10 +98,9 @@ class Session {
             "MPI_Init_thread");
       owner_ = true;
     }
-    level_ = detail::level();
-    if (level_ < wanted) {
+    if (Threads const level = detail::level(); level < wanted) {
       if (owner_) MPI_Finalize();
-      raise(Errc::bad_configuration, "MPI offers ", name(level_), ", but ", name(wanted),
+      raise(Errc::bad_configuration, "MPI offers ", name(level), ", but ", name(wanted),
             " is needed; initialise MPI with it, or use an MPI that was built with it");
     }
     if (!owner_) return;
@@ -114,10 +113,6 @@ class Session {
     if (!owner_ || !running()) return;
     if (all_came()) MPI_Finalize();
   }
-
-  [[nodiscard]] Threads threads() const noexcept { return level_; }
-  /// Whether this object initialised MPI and finalises it.
-  [[nodiscard]] bool owns() const noexcept { return owner_; }
 
  private:
   [[nodiscard]] bool all_came() const noexcept {
@@ -132,8 +127,7 @@ class Session {
   }
 
   double farewell_s_;
-  bool owner_ = false;
-  Threads level_ = Threads::single;
+  bool owner_ = false;  // initialised MPI, and finalises it
   MPI_Comm closing_ = MPI_COMM_NULL;
 };
 

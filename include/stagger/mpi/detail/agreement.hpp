@@ -15,7 +15,7 @@
 
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
@@ -218,8 +218,7 @@ class Round {
     message->payload.add(digest);
     channels_.post_to_all(std::move(message), stamp_, notice_of_load);
     int const here = channels_.rank();
-    if (came_.size() == 0) came_ = FixedArray<bool>(channels_.size());
-    std::fill(came_.begin(), came_.end(), false);
+    came_.assign(static_cast<unsigned>(channels_.size()), false);
     came_[here] = true;
     bool same = true;
     auto const deliver = [&](int peer, Envelope const& envelope, ByteReader& in) {
@@ -259,7 +258,7 @@ class Round {
   Channels& channels_;
   Stamp stamp_{};
   bool told_ = false;
-  FixedArray<bool> came_{};  // [processes] to the agreement on a program
+  List<bool> came_{};  // [processes] to the agreement on a program
 };
 
 }  // namespace stagger::mpi::detail

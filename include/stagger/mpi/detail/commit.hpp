@@ -5,7 +5,6 @@
 /// @source D. Skeen, "Nonblocking Commit Protocols", SIGMOD 1981: a phase between the votes and the
 ///         commit, in which a process that has fallen silent may be left out.
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +12,7 @@
 #include <mutex>
 #include <utility>
 
-#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/engine/step_status.hpp>
 #include <stagger/mpi/detail/placement.hpp>
 #include <stagger/program/program.hpp>
@@ -42,11 +41,9 @@ class Commit {
                         placement.processes() > 1 && program.computing > 1;
     ranks_ = needed ? program.computing : 0;
     handed_ = 0;
-    if (knows_.size() == 0) {
-      takes_part_ = FixedArray<bool>(placement.processes());
-      knows_ = FixedArray<bool>(placement.processes());
-    }
-    std::fill(takes_part_.begin(), takes_part_.end(), false);
+    auto const processes = static_cast<unsigned>(placement.processes());
+    takes_part_.assign(processes, false);
+    knows_.assign(processes, true);
     for (int r = 0; r < ranks_; ++r) {
       bool& takes_part = takes_part_[placement.process_of(r)];
       if (!takes_part && hands_over) ++handed_;
@@ -57,10 +54,8 @@ class Commit {
     votes_ = takes_part_[here_] ? ranks_ + handed_ : 0;
     missing_ = 0;
     for (std::size_t p = 0; p < knows_.size(); ++p) {
-      knows_[p] = true;
-      if (votes_ == 0 || static_cast<int>(p) == here_ || !takes_part_[p]) continue;
-      knows_[p] = false;
-      ++missing_;
+      knows_[p] = votes_ == 0 || static_cast<int>(p) == here_ || !takes_part_[p];
+      if (!knows_[p]) ++missing_;
     }
   }
   /// Notes the vote of a rank, or that a process has handed its part over. @return whether all have
@@ -87,12 +82,12 @@ class Commit {
 
  private:
   int here_ = 0;
-  int ranks_ = 0;                  // 0: there is nothing to agree on
-  int handed_ = 0;                 // processes that hand over
-  FixedArray<bool> takes_part_{};  // [processes]
-  FixedArray<bool> knows_{};       // [processes]
-  int votes_ = 0;                  // that are not known here
-  int missing_ = 0;                // processes that do not know of all
+  int ranks_ = 0;            // 0: there is nothing to agree on
+  int handed_ = 0;           // processes that hand over
+  List<bool> takes_part_{};  // [processes]
+  List<bool> knows_{};       // [processes]
+  int votes_ = 0;            // that are not known here
+  int missing_ = 0;          // processes that do not know of all
 };
 
 /// Before its last vote to update, a process may end a step for any reason, on any thread;

@@ -166,11 +166,9 @@ class EdgeValues {
                                      int edge = -1) const {
     for (std::size_t i = 0; i < port_count_; ++i)
       if (ports_[i].type == &type && ports_[i].write != nullptr) return ports_[i];
-    if (edge >= 0)
-      raise(Errc::bad_configuration, "the value between the stages ", edge, " and ", edge + 1,
-            " cannot go to another process; give its type a member fields() that returns a "
-            "std::tie of tensors, vectors and numbers, or specialise stagger::Portable for it");
-    raise(Errc::bad_configuration, "the model's ", what,
+    raise(Errc::bad_configuration,
+          edge < 0 ? text("the model's ", what)
+                   : text("the value between the stages ", edge, " and ", edge + 1),
           " cannot go to another process; give its type a member fields() that returns a std::tie "
           "of tensors, vectors and numbers, or specialise stagger::Portable for it");
   }

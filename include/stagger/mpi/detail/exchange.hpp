@@ -125,7 +125,6 @@ class Exchange {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  [[nodiscard]] std::chrono::microseconds spin() const noexcept { return spin_; }
 
   /// Memory for `swap`, valid until the next other call.
   [[nodiscard]] std::byte* memory(std::size_t bytes) {
@@ -238,7 +237,7 @@ class Exchange {
     if (code != MPI_SUCCESS) fail(code, call);
     requests_.clear();
     if (all) return;
-    give_up(text("process ", rank_, " waited ", seconds, " s for the others to ", what,
+    give_up(text(who(), " waited ", seconds, " s for the others to ", what,
                  "; see whether each of them lives, and make the same calls in all"));
     raise(Errc::deadline, *broken_);
   }

@@ -136,9 +136,6 @@ struct HeldParameters {
       for (std::size_t const l : layers_of(stage)) machine.model.parameters[l].zero_gradients();
     });
   }
-  /// Clears the gradients of ranks in other processes. Gradients that arrive overwrite them, so a
-  /// rank that sends none in this program must not leave those of an earlier one.
-  void clear_gradients() const noexcept { machine.run.zero_gradients(machine.model); }
 
   /// For sums by a library: calls `visit(type, gradient of the cell, sum of all, bytes)` for each
   /// parameter of a `reduce`'s group.

@@ -170,7 +170,7 @@ class Owners {
   }
 
   /// Sends a parameter to process `to`.
-  /// @param memory  for its value and states there, if it does not hold them itself
+  /// @param memory  for its value and states there, unless it holds all of them itself
   ParameterState parameter(Exchange& world, HeldParameters const& held, Placement const& placement,
                            int to, std::size_t l, std::size_t p, Blocks& memory) const {
     double const deadline_s = held.machine.options().deadline_s;
@@ -179,42 +179,33 @@ class Owners {
     ParameterShape const shape = layer.shape(p);
     ByteRange const whole = layer.range(p);
     ParameterState shown{shape.name, shape.type, {}, {}};
-    // The bytes of block b that process `from` has, from a byte of the parameter on.
-    auto const bring = [&](std::size_t b, int from, std::size_t at, std::span<std::byte> own,
-                           std::size_t bytes) {
+    // What process `from` has of block b.
+    auto const bring = [&](std::size_t b, int from, ByteRange part) {
+      part = {std::max(part.first, whole.first), std::min(part.last, whole.last)};
+      if (part.first >= part.last || (here != from && here != to)) return;
+      std::span<std::byte> own;
+      if (here == from) own = b == 0 ? layer.value_bytes_of(part) : layer.held_state(b - 1, part);
+      if (here != to) return world.send(own, to, gathering, deadline_s);
       auto& place = b == 0 ? shown.value : shown.state[b - 1];
-      bool const part = bytes != shape.bytes;
-      if (here == to && (from != to || part)) {
-        memory[b].resize(std::max(memory[b].size(), shape.bytes));
-        place = {memory[b].data(), shape.bytes};
-      } else if (here == to) {
+      if (own.size() == shape.bytes) {
         place = own;
+        return;
       }
-      if (bytes == 0 || (here != from && here != to)) return;
-      if (from == to && part)
-        std::copy(own.begin(), own.end(), place.begin() + static_cast<std::ptrdiff_t>(at));
-      else if (here == from && from != to)
-        world.send(own, to, gathering, deadline_s);
-      else if (from != to)
-        world.receive(place.subspan(at, bytes), from, gathering, deadline_s);
+      memory[b].resize(std::max(memory[b].size(), shape.bytes));
+      place = {memory[b].data(), shape.bytes};
+      auto const at = place.subspan(part.first - whole.first, part.size());
+      if (here == from)
+        std::copy(own.begin(), own.end(), at.begin());
+      else
+        world.receive(at, from, gathering, deadline_s);
     };
-    auto const owned = [&](std::size_t b, int from, ByteRange range) {
-      if (here != from) return std::span<std::byte>{};
-      return b == 0 ? layer.value_bytes_of(range) : layer.held_state(b - 1, range);
-    };
-    for (unsigned b = 0; b <= static_cast<unsigned>(shape.states); ++b) {
-      if (b == 0 || !held.machine.shards()) {
-        bring(b, holders_[l], 0, owned(b, holders_[l], whole), shape.bytes);
-        continue;
-      }
-      held.each_shard([&](int rank, std::size_t of, ByteRange part) {
-        if (of != l) return;
-        part = {std::max(part.first, whole.first), std::min(part.last, whole.last)};
-        if (part.first >= part.last) return;
-        int const from = placement.process_of(rank);
-        bring(b, from, part.first - whole.first, owned(b, from, part), part.last - part.first);
-      });
-    }
+    for (unsigned b = 0; b <= static_cast<unsigned>(shape.states); ++b)
+      if (b == 0 || !held.machine.shards())
+        bring(b, holders_[l], whole);
+      else
+        held.each_shard([&](int rank, std::size_t of, ByteRange part) {
+          if (of == l) bring(b, placement.process_of(rank), part);
+        });
     return shown;
   }
 

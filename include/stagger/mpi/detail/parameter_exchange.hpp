@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <utility>
-#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -24,15 +23,10 @@ class ParameterExchange {
   void load(HeldParameters const& held, Placement const& placement, std::size_t pool) {
     placement_ = &placement;
     pool_ = pool;
-    receivers_.clear();
-    others_.clear();
     if (given_.size() == 0) given_ = FixedArray<Given>(placement.processes());
-    for (int p = 0; p < placement.processes(); ++p) {
-      if (p == placement.here()) continue;
-      given_[p].bytes = held.renewed_bytes(placement.runs(p), placement.runs_here());
-      bool const receiver = held.renewed_bytes(placement.runs_here(), placement.runs(p)) != 0;
-      (receiver ? receivers_ : others_).push_back(p);
-    }
+    for (int p = 0; p < placement.processes(); ++p)
+      if (p != placement.here())
+        given_[p].bytes = held.renewed_bytes(placement.runs(p), placement.runs_here());
   }
   void begin_step() noexcept {
     for (Given& given : given_) given.here = false;
@@ -44,14 +38,14 @@ class ParameterExchange {
   TrafficCount send(HeldParameters const& held, Channels& channels, Stamp const& stamp) const {
     TrafficCount sent;
     held.clear_gradients_of(placement_->runs_here());
-    for (int const& peer : receivers_) {
+    for (int p = 0; p < placement_->processes(); ++p) {
+      if (p == placement_->here()) continue;
       auto message = channels.blank(pool_);
-      held.values(Writing{message->payload}, placement_->runs_here(), placement_->runs(peer));
-      sent += {1, message->payload.size()};
-      channels.post(std::move(message), stamp, notice_of_values, &peer, 1);
+      held.values(Writing{message->payload}, placement_->runs_here(), placement_->runs(p));
+      std::size_t const bytes = message->payload.size();
+      if (bytes != 0) sent += {1, bytes};
+      channels.post(std::move(message), stamp, notice_of_values, &p, 1);
     }
-    if (!others_.empty())
-      channels.post(channels.blank(), stamp, notice_of_values, others_.data(), others_.size());
     return sent;
   }
   /// Keeps the part that a process has sent.
@@ -85,9 +79,7 @@ class ParameterExchange {
 
   Placement const* placement_ = nullptr;
   std::size_t pool_ = 0;
-  std::vector<int> receivers_{};  // processes that receive what this one has updated
-  std::vector<int> others_{};     // the rest
-  FixedArray<Given> given_{};     // [processes]
+  FixedArray<Given> given_{};  // [processes]
 };
 
 }  // namespace stagger::mpi::detail

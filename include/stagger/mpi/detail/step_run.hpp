@@ -64,16 +64,13 @@ class StepRun {
  public:
   static constexpr bool timed = false;
 
-  /// @param spin  how long to poll without a pause when nothing moves
-  StepRun(MessageCodec& codec, Channels& channels, LibrarySums& sums, SentCounts& sent,
-          std::chrono::microseconds spin)
+  StepRun(MessageCodec& codec, Channels& channels, LibrarySums& sums, SentCounts& sent)
       : codec_(codec),
         machine_(codec.machine),
         channels_(channels),
         sums_(sums),
         sent_(sent),
         round_(machine_, channels),
-        spin_(spin),
         reports_(codec, codec.edges, channels) {}
 
   /// @param number  of the round, as every process counts it
@@ -100,7 +97,9 @@ class StepRun {
         routes_.add_pool(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
     channels_.provide(routes_.pools());
     codec_.hold(placement.runs_here());
-    codec_.clear_gradients();
+    // Gradients that arrive overwrite those of ranks in other processes, so a rank that sends none
+    // in this program must not leave those of an earlier one.
+    machine_.run.zero_gradients(machine_.model);
     codec_.share_updates(placement.runs_here());
     exchange_.load(codec_, placement, handed_over);
   }
@@ -296,7 +295,7 @@ class StepRun {
   LibrarySums& sums_;
   SentCounts& sent_;
   Round round_;
-  std::chrono::microseconds spin_;
+  std::chrono::microseconds spin_ = spin_time();
   Placement const* placement_ = nullptr;
   List<LocalRank> ranks_{};      // of this process
   List<std::uint32_t> given_{};  // [signals] as far as it is known here

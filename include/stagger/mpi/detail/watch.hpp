@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/machine.hpp>
@@ -103,12 +102,12 @@ class Watch {
   using Clock = std::chrono::steady_clock;
 
   void load(Placement const& placement) {
-    if (heard_at_.size() == 0) heard_at_ = FixedArray<Clock::time_point>(placement.processes());
+    heard_at_.resize(static_cast<unsigned>(placement.processes()));
     at_.assign(static_cast<std::size_t>(placement.ranks()), 0);
   }
   void begin_step() {
     started_at_ = moved_at_ = reported_at_ = Clock::now();
-    std::fill(heard_at_.begin(), heard_at_.end(), started_at_);
+    heard_at_.assign(heard_at_.size(), started_at_);
     std::fill(at_.begin(), at_.end(), 0);
   }
 
@@ -173,8 +172,8 @@ class Watch {
   }
 
   Clock::time_point started_at_{}, moved_at_{}, reported_at_{};
-  FixedArray<Clock::time_point> heard_at_{};  // [processes]
-  std::vector<std::size_t> at_{};             // [ranks] instructions that are known to be done
+  List<Clock::time_point> heard_at_{};  // [processes]
+  std::vector<std::size_t> at_{};       // [ranks] instructions that are known to be done
 };
 
 struct LocalRank {
