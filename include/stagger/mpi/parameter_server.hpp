@@ -70,24 +70,22 @@ struct ServerParts {
   std::shared_ptr<collective::detail::ServerInProcess> server{};  ///< of this process
   std::shared_ptr<Connections> connections{};
   std::atomic<int> here{0};  ///< workers of this process that have joined
-  std::size_t workers = 1;   ///< of all processes
   std::string run{};         ///< as ServerOptions::run
 };
 
 class PartConnector final : public collective::detail::Connector {
  public:
-  PartConnector(ServerParts const& server, int process)
-      : connections_(server.connections), run_(server.run), process_(process) {}
+  PartConnector(std::shared_ptr<ServerParts> server, int process)
+      : server_(std::move(server)), process_(process) {}
   [[nodiscard]] std::unique_ptr<collective::detail::Transport> connect(MessageEnd& end) override {
-    return connections_->connect(process_, end);
+    return server_->connections->connect(process_, end);
   }
-  [[nodiscard]] double deadline_s() const override { return connections_->deadline_s(); }
+  [[nodiscard]] double deadline_s() const override { return server_->connections->deadline_s(); }
   [[nodiscard]] std::string name() const override { return text("process ", process_); }
-  [[nodiscard]] std::string run() const override { return run_; }
+  [[nodiscard]] std::string run() const override { return server_->run; }
 
  private:
-  std::shared_ptr<Connections> connections_;
-  std::string run_;
+  std::shared_ptr<ServerParts> server_;
   int process_;
 };
 
@@ -116,7 +114,7 @@ class ShardedLink final : public ParameterLink {
     own.processes = processes_;
     own.in_parts = true;
     if (rules.late != nullptr)
-      merger_ = std::make_unique<collective::detail::LateMerger>(rules, layers, server_->workers,
+      merger_ = std::make_unique<collective::detail::LateMerger>(rules, layers, workers(),
                                                                  parts_.size(), listener);
     ++server_->here;
     joined_ = true;
@@ -194,7 +192,7 @@ class ShardedLink final : public ParameterLink {
     return processes <= server_->layers.processes;
   }
   [[nodiscard]] int worker() const noexcept override { return worker_; }
-  [[nodiscard]] std::size_t workers() const noexcept override { return server_->workers; }
+  [[nodiscard]] std::size_t workers() const noexcept override { return server_->server->workers(); }
   [[nodiscard]] std::string waits_for() const override {
     for (auto const& part : parts_)
       if (part != nullptr)
@@ -210,7 +208,7 @@ class ShardedLink final : public ParameterLink {
     if (process == server_->connections->rank())
       return std::make_unique<collective::detail::LinkInProcess>(server_->server, worker_);
     return std::make_unique<collective::detail::RemoteLink>(
-        std::make_unique<PartConnector>(*server_, process), worker_);
+        std::make_unique<PartConnector>(server_, process), worker_);
   }
   /// The model as the server in a process sees it, with values of its own: a worker over processes
   /// may not have made them yet.
@@ -351,7 +349,6 @@ class ParameterServer {
     detail::agree(world, facts(rules), options_.join_deadline_s);
     parts_->layers = {options_.layer_processes, world.size()};
     parts_->run = options_.run;
-    parts_->workers = static_cast<std::size_t>(options_.workers);
     parts_->server = std::make_shared<collective::detail::ServerInProcess>(
         collective::ServerOptions{.workers = options_.workers,
                                   .shards = locks,

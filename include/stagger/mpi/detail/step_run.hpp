@@ -7,9 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>

@@ -49,19 +49,15 @@ class Stall {
   [[nodiscard]] std::string waits(std::string const& outside) const {
     return stagger::detail::describe_stall(program_, at_, given_, outside);
   }
-  /// The processes that have fallen silent, and what others wait for from them.
-  /// @param quiet_s  [processes] since each was heard from
-  [[nodiscard]] std::string silent(std::vector<double> const& quiet_s, double deadline_s) const {
-    std::string silent;
-    for (std::size_t p = 0; p < quiet_s.size(); ++p) {
-      if (quiet_s[p] < deadline_s / 2) continue;
-      silent += text("; process ", p, " has not been heard of for ",
-                     std::round(quiet_s[p] * 10) / 10, " s");
-      for (std::size_t r = 0; r < program_.ranks.size(); ++r)
-        if (placement_.runs(static_cast<int>(p))[r] && at_[r] < program_.ranks[r].code.size())
-          silent += text(", its rank ", r, " owes ",
-                         stagger::detail::describe(program_, program_.ranks[r].code[owed(r)]));
-    }
+  /// For a process that has fallen silent, what others wait for from it.
+  /// @param quiet_s  since it was heard from
+  [[nodiscard]] std::string silent(int process, double quiet_s) const {
+    std::string silent = text("; process ", process, " has not been heard of for ",
+                              std::round(quiet_s * 10) / 10, " s");
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r)
+      if (placement_.runs(process)[r] && at_[r] < program_.ranks[r].code.size())
+        silent += text(", its rank ", r, " owes ",
+                       stagger::detail::describe(program_, program_.ranks[r].code[owed(r)]));
     return silent;
   }
 
@@ -149,17 +145,16 @@ class Watch {
   [[nodiscard]] std::string describe_stall(stagger::detail::Machine const& machine,
                                            Placement const& placement,
                                            List<std::uint32_t> const& given, bool ended) const {
-    std::vector<double> silent;
-    for (int p = 0; p < placement.processes(); ++p)
-      silent.push_back(p == placement.here() ? 0 : silent_s(p));
     double const deadline_s = machine.options().deadline_s;
     Stall const stall(machine.program(), placement, at_, given);
+    std::string silent;
+    for (int p = 0; p < placement.processes(); ++p)
+      if (p != placement.here() && silent_s(p) >= deadline_s / 2)
+        silent += stall.silent(p, silent_s(p));
     if (ended)
       return text("for ", deadline_s, " s no process said that it has all updated parameters",
-                  stall.silent(silent, deadline_s), "; parameters are those after step ",
-                  machine.steps());
-    return text("no rank moved for ", deadline_s, " s: ", stall.waits(machine.waits_for()),
-                stall.silent(silent, deadline_s),
+                  silent, "; parameters are those after step ", machine.steps());
+    return text("no rank moved for ", deadline_s, " s: ", stall.waits(machine.waits_for()), silent,
                 "; raise Options::deadline_s if an action may take that long");
   }
 
