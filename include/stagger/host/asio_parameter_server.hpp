@@ -213,6 +213,7 @@ class Listener {
                         [this, thread, ended] { ended ? accept() : end_silent(thread + 1); });
     });
   }
+  /// Called ten times a second.
   void look() {
     awaited_ = service_.server->awaits_any() ? awaited_ + 1 : 0;
     if (awaited_ > ticks(service_.deadline_s)) service_.server->give_up_awaited();
