@@ -35,6 +35,7 @@
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/collective/remote_link.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/host/detail/asio_connection.hpp>
@@ -55,9 +56,8 @@ class Token {
   /// @throws Error  io if it cannot be read, bad_configuration for a length that is not allowed
   [[nodiscard]] static Token from_file(std::string const& path) {
     char bytes[256];
-    int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    ssize_t const count = file < 0 ? -1 : ::read(file, bytes, sizeof(bytes));
-    if (file >= 0) ::close(file);
+    stagger::detail::Descriptor const file(path.c_str(), O_RDONLY);
+    ssize_t const count = ::read(file.number(), bytes, sizeof(bytes));
     if (count < 0)
       raise(Errc::io, "cannot read the token from '", path, "'; name a file that can be read");
     std::string_view const all(bytes, static_cast<std::size_t>(count));

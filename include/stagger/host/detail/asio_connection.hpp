@@ -215,8 +215,7 @@ class AsioConnection final : public collective::detail::Transport,
   void have_read(boost::system::error_code const& error, std::size_t count) {
     bool const wakes = !woken_.exchange(true);  // it pumps anyway
     std::string refusal;
-    if (end_ != nullptr && !error) {  // otherwise it only reads until the other side has closed the
-                                      // connection
+    if (end_ != nullptr && !error) {  // otherwise it waits until the other side has closed
       try {
         reader_.came(count, *end_);
       } catch (std::exception const& reason) {
@@ -251,8 +250,7 @@ class AsioConnection final : public collective::detail::Transport,
       if (ended()) return;
       auto const pieces = writer_.next();
       if (pieces.empty()) {
-        boost::system::error_code ignored;  // and keep reading until the other side has read all of
-                                            // it
+        boost::system::error_code ignored;  // and reads until the other side has read all of it
         if (finishing_ || end_ == nullptr) socket_.shutdown(tcp::socket::shutdown_send, ignored);
         return;
       }
