@@ -140,9 +140,7 @@ template <class Executor> class StopOn {
  private:
   stagger::stop_source source_;
   boost::asio::basic_signal_set<Executor> signals_;
-  boost::asio::basic_waitable_timer<std::chrono::steady_clock,
-                                    boost::asio::wait_traits<std::chrono::steady_clock>, Executor>
-      timer_;
+  typename boost::asio::steady_timer::rebind_executor<Executor>::other timer_;
 };
 
 }  // namespace stagger::host
