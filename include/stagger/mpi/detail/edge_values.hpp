@@ -135,18 +135,8 @@ class EdgeValues {
   /// How many of the `given` messages of a signal in a step can be in transit to one process at a
   /// time: with a value, one for each of its slots and one whose arrival is not known yet.
   [[nodiscard]] std::size_t under_way(std::uint32_t signal, std::size_t given) const {
-    if (value_of(signal).type == nullptr) return given;
-    bool const forward = is_forward(signal);
-    std::size_t const edge = signal / signals_per_edge;
-    auto const& cells = program().cells;
-    std::uint32_t slots = 0;
-    if (edge < cells.size()) {
-      slots = forward ? cells[cells[edge].after].x_slots : cells[edge].dy_slots;
-    } else {
-      RowEdge const ends = program().row_edges[edge - cells.size()];
-      slots = forward ? cells[ends.from].y_slots : cells[ends.to].dx_slots;
-    }
-    return std::min<std::size_t>(given, slots + 1U);
+    Value const value = value_of(signal);
+    return value.type == nullptr ? given : std::min<std::size_t>(given, value.slots + 1U);
   }
 
   /// Checks, before the first step, that all values between processes can be sent.
@@ -197,15 +187,11 @@ class EdgeValues {
   }
 
  private:
-  /// Whether a signal that announces a value goes forward.
-  [[nodiscard]] static bool is_forward(std::uint32_t signal) noexcept {
-    return static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;
-  }
-
   /// The slots of the values that a signal announces; no type if it announces none.
   struct Value {
     SlotType const* type = nullptr;
     Places places;
+    std::uint32_t slots = 0;  // how many there are
     bool forward = true;
     bool by_rows = false;      // its receivers take a part of it
     std::size_t sender = 0;    // then its cell
@@ -220,20 +206,24 @@ class EdgeValues {
   [[nodiscard]] Value value_of(std::uint32_t signal) const {
     if (signal >= signals() || program().signals[signal].edge < 0) return {};
     std::size_t edge = signal / signals_per_edge;
-    bool const forward = is_forward(signal);
-    auto const& cells = machine_.run.cells;
+    bool const forward =
+        static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;
+    auto const& cells = program().cells;
+    auto const& runs = machine_.run.cells;
     if (edge < cells.size()) {  // a slot of the receiver
-      if (program().cells[edge].after == Cell::none) return {};
-      StageRun const& here = cells[edge];
-      StageRun const& there = cells[program().cells[edge].after];
-      if (forward) return {there.front->ops->input, there.x, true};
-      return {here.back->ops->output, here.back->dy, false};
+      auto const after = cells[edge].after;
+      if (after == Cell::none) return {};
+      if (forward)
+        return {runs[after].front->ops->input, runs[after].x, cells[after].x_slots, true};
+      return {runs[edge].back->ops->output, runs[edge].back->dy, cells[edge].dy_slots, false};
     }
     edge -= cells.size();
     RowEdge const ends = program().row_edges[edge];  // a slot of the sender
-    StageRun const& sender = cells[forward ? ends.from : ends.to];
-    if (forward) return {sender.back->ops->output, sender.back->y, true, true, ends.from, edge};
-    return {sender.front->ops->input, sender.dx, false, true, ends.to, edge};
+    std::size_t const from = forward ? ends.from : ends.to;
+    StageRun const& run = runs[from];
+    if (forward)
+      return {run.back->ops->output, run.back->y, cells[from].y_slots, true, true, from, edge};
+    return {run.front->ops->input, run.dx, cells[from].dx_slots, false, true, from, edge};
   }
 
   [[nodiscard]] TrafficKind kind_of(Value const& value) const {
