@@ -94,8 +94,8 @@ template <class CompletionToken> auto async_run(Step step, CompletionToken&& tok
         if (slot.is_connected()) {
           stagger::stop_source source;
           auto stop = [source]() mutable { source.request_stop(); };
-          auto chained = std::make_shared<stagger::stop_callback<decltype(stop)>>(
-              begun.stop_token(), stop);
+          auto chained =
+              std::make_shared<stagger::stop_callback<decltype(stop)>>(begun.stop_token(), stop);
           begun.stop_token(source.get_token());
           slot.assign([stop, chained](boost::asio::cancellation_type) mutable { stop(); });
         }
