@@ -216,7 +216,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
         if (session_.resumes()) go_on();
         break;
       case refused:
-        return end_all(std::make_exception_ptr(Error(Errc::mismatch, words_)));
+        return end_all(raised(Errc::mismatch, words_));
       case newest:
         layer_of(message).newest(message.number);
         stream_.newest(message);
@@ -235,7 +235,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
         return choose(message);
       case lost:
         if (!stream_.is(message)) return;
-        stream_.lose(std::make_exception_ptr(Error(Errc::peer_failed, words_)));
+        stream_.lose(raised(Errc::peer_failed, words_));
         if (listener_ != nullptr) listener_->lost(stream_.lost());
         break;
       case waits:

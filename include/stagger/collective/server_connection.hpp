@@ -160,10 +160,9 @@ class ServerConnection final : public MessageEnd {
         begin_stream(message.stream);
         failures_ = message.rounds;
         if (server_->resume(client_, failures_)) return;
-        return outbox_.lost(std::make_exception_ptr(
-            Error(Errc::peer_failed,
-                  "the stream has ended while the worker had no connection; begin "
-                  "the next one, which goes on from the server's weights")));
+        return outbox_.lost(raised(Errc::peer_failed,
+                                   "the stream has ended while the worker had no connection; begin "
+                                   "the next one, which goes on from the server's weights"));
       case read:
         return outbox_.say({.kind = newest, .layer = message.layer});
       case push:

@@ -8,6 +8,7 @@
 #include <cstdarg>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -140,6 +141,16 @@ template <class... T>
 [[noreturn, gnu::always_inline]] inline void raise(Errc code, T const&... pieces) {
   detail::raise(code, detail::kinds_of<decltype(detail::passed(pieces))...>(),
                 detail::passed(pieces)...);
+}
+
+/// The exception that raise(code, pieces...) would throw, to be handed on.
+template <class... T>
+[[nodiscard]] [[gnu::cold]] std::exception_ptr raised(Errc code, T const&... pieces) noexcept {
+  try {
+    raise(code, pieces...);
+  } catch (...) {  // the Error; otherwise there was no memory for it
+    return std::current_exception();
+  }
 }
 
 }  // namespace stagger

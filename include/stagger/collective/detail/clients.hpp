@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <string>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -51,17 +50,12 @@ constexpr int unknown_worker = -1;
 /// @param pushes  how many it had made
 [[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker,
                                                                  std::uint32_t pushes) noexcept {
-  try {
-    std::string const who = worker == unknown_worker
-                                ? "another worker has failed"
-                                : text("worker ", worker, " has failed after ", pushes, " pushes");
-    return std::make_exception_ptr(
-        Error(Errc::peer_failed, text(who,
-                                      ", which ends the streams of the others; begin the next one, "
-                                      "which goes on from the server's weights")));
-  } catch (...) {
-    return std::current_exception();
-  }
+  constexpr char const* next =
+      ", which ends the streams of the others; begin the next one, which goes on from the server's "
+      "weights";
+  if (worker == unknown_worker) return raised(Errc::peer_failed, "another worker has failed", next);
+  return raised(Errc::peer_failed, "worker ", worker, " has failed after ", pushes, " pushes",
+                next);
 }
 
 class Clients {

@@ -12,7 +12,7 @@
 /// | layer-000000.stagger and so on | the shape of a layer, and all of its state |
 ///
 /// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, the version of the
-/// format (3) and the number of the layer with 4 bytes each, and the number of the run. They end
+/// format (4) and the number of the layer with 4 bytes each, and the number of the run. They end
 /// with the same checksum as checkpoints.
 
 #include <cerrno>
@@ -164,9 +164,8 @@ class DurableFolder {
       out.commit();
     } catch (Error const& error) {
       std::lock_guard const lock(mutex_);
-      failure_ = std::make_exception_ptr(
-          Error(error.code(), text("the parameter server keeps nothing any more: ", error.what(),
-                                   ", and start it again")));
+      failure_ = raised(error.code(), "the parameter server keeps nothing any more: ", error.what(),
+                        ", and start it again");
       std::rethrow_exception(failure_);
     }
   }

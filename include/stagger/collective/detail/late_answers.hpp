@@ -106,14 +106,9 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     std::lock_guard const lock(mutex_);
     asks_[client].told = nullptr;
     if (failure_) return;
-    try {
-      failure_ = std::make_exception_ptr(stagger::Error(
-          Errc::peer_failed, text("worker ", worker,
-                                  " has gone, and layers that are late need the gradients of all; "
-                                  "let all workers take equally many steps")));
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
+    failure_ = raised(Errc::peer_failed, "worker ", worker,
+                      " has gone, and layers that are late need the gradients of all; let all "
+                      "workers take equally many steps");
     answer();
   }
   /// All workers begin again.

@@ -93,10 +93,9 @@ class RemoteStream {
   // Called for messages of the server; the lock is held.
 
   [[nodiscard]] [[gnu::cold]] std::exception_ptr another_server() const {
-    return std::make_exception_ptr(Error(
-        Errc::mismatch,
-        text(session_.name(),
-             " has been started anew and does not know what it had; start all workers anew, too")));
+    return raised(
+        Errc::mismatch, session_.name(),
+        " has been started anew and does not know what it had; start all workers anew, too");
   }
   [[nodiscard]] RemoteLayer& layer_of(Message const& message) {
     if (message.layer >= layers_.size()) refuse_message(message, "names no layer");

@@ -282,9 +282,8 @@ class ServerSession {
     mending_ = false;
   }
   [[noreturn]] [[gnu::cold]] void disconnect(std::string const& reason) {
-    end(std::make_exception_ptr(
-        Error(Errc::deadline,
-              text(name(), " ", reason, "; see whether it runs, or raise the deadline"))));
+    end(raised(Errc::deadline, name(), " ", reason,
+               "; see whether it runs, or raise the deadline"));
     changed_.notify_all();
     std::rethrow_exception(failure_);
   }

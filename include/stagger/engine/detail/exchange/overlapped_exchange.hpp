@@ -38,13 +38,6 @@ struct LinkStatus final : StepStatus {
   using StepStatus::begin_status, StepStatus::failure;
 };
 
-/// @param step  for which the server says which layers are late
-/// @param own   the worker's
-[[noreturn]] [[gnu::cold]] inline void refuse_late_layers(std::uint32_t step, std::uint32_t own) {
-  raise(Errc::mismatch, "the server says which layers are late in step ", step,
-        ", but this worker is in step ", own, "; use one version of the library everywhere");
-}
-
 /// A layer whose late values had not arrived when the first forward of its stage in a step began. It
 /// runs in place of the layer in that forward, and looks for them again just before the layer.
 class LateForward {
@@ -333,19 +326,15 @@ class OverlappedExchange final : public ServerExchange {
         "the schedule keep stages where they are, or use staleness::Synchronous");
   }
   void late_layers(std::uint32_t step, LateSet const& set) noexcept override {
-    if (step != steps_) return refuse(step);
+    if (step != steps_)
+      return lost(raised(Errc::mismatch, "the server says which layers are late in step ", step,
+                         ", but this worker is in step ", steps_,
+                         "; use one version of the library everywhere"));
     for (std::size_t l = 0; l < layers_.size(); ++l)
       layers_[l].late[step % 2] = set.bytes(l, machine_.parameters()[l].bytes_of_values());
     known_.store(step);
     for (std::size_t c = 0; step != 0 && c < cells_.size(); ++c)
       if (cells_[c].missing.fetch_sub(1) == 1) tell(c, 1);
-  }
-  [[gnu::cold]] void refuse(std::uint32_t step) noexcept {
-    try {
-      refuse_late_layers(step, steps_);
-    } catch (...) {
-      lost(std::current_exception());
-    }
   }
 
   FixedArray<LateLayer> layers_;
