@@ -245,7 +245,7 @@ class ServerConnection final : public MessageEnd {
     outbox_.say({.kind = MessageKind::joined,
                  .layer = static_cast<std::uint32_t>(server_->workers()),
                  .rounds = server_->resumes() ? 1U : 0U,
-                 .number = server_->layers().run()});
+                 .number = server_->layers().record().run});
   }
 
   /// Fills in the values of an answer, or puts before it what they contain.

@@ -36,34 +36,6 @@ namespace detail {
 using stagger::detail::ByteRange;
 using stagger::detail::ParameterListener;
 
-[[nodiscard]] [[gnu::cold]] inline ServerRecord record_of(ServerOptions const& options) {
-  return {.name = options.run,
-          .goes_on = options.on_failure == OnFailure::go_on,
-          .averages = options.average_changes,
-          .weights = weights_of(options)};
-}
-
-/// Copies weights to a worker.
-/// @param rounds    that they contain of its stream, or Ask::everything
-/// @param contains  as ParameterStore::contained, or empty
-/// @param lock      of the layer; released while snapshots are copied, which are constant
-/// @throws Error    bad_data for weights that the server does not keep
-inline void take_from(ParameterStore& layer, staleness::Adds adds, int worker, std::uint32_t rounds,
-                      std::byte* values, ByteRange part, std::span<std::uint32_t> contains,
-                      std::unique_lock<std::mutex>& lock) {
-  bool const late = part.first != 0;
-  std::uint32_t const pushes = layer.start(worker) + (rounds == Ask::everything ? 0 : rounds);
-  bool const exact = adds == staleness::Adds::in_worker_order;
-  if (exact && !(rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, late)))
-    raise(Errc::bad_data, "worker ", worker, " takes weights with ", counted(rounds, "round"),
-          ", which the server does not keep; let it take what it has asked for, in order");
-  std::byte const* const from = layer.weights(worker, pushes, late) + part.first;
-  if (!contains.empty()) layer.contained(worker, pushes, contains);
-  if (exact) lock.unlock();
-  std::size_t const last = std::min(part.last, layer.bytes());
-  if (last != 0) std::memcpy(values + part.first, from, last - part.first);
-}
-
 /// @throws Error  bad_configuration for a staleness model that does not work with the options
 [[gnu::cold]] inline void require_possible(ServerOptions const& options, WorkerRules const& rules) {
   if (rules.late != nullptr && options.on_failure == OnFailure::go_on && !options.durable.empty())
@@ -78,12 +50,6 @@ inline void take_from(ParameterStore& layer, staleness::Adds adds, int worker, s
           options.durable,
           "; give each of its policies 'auto fields() const { return std::tie(share); }' with all "
           "of them");
-}
-
-[[noreturn]] [[gnu::cold]] inline void refuse_not_finite(int worker, std::uint32_t push,
-                                                         std::size_t layer) {
-  raise(Errc::bad_data, "push ", push, " of worker ", worker, " has a number in layer ", layer,
-        " that is not finite; it was not added: lower the rate, or look for what divides by 0");
 }
 
 /// The number of failures after which a worker's stream begins. One far beyond those that this part
@@ -104,9 +70,7 @@ inline void take_from(ParameterStore& layer, staleness::Adds adds, int worker, s
 class ServerStreams {
  protected:
   ServerStreams(ServerOptions const& options, int processes)
-      : options_(possible(options)),
-        clients_(options.workers, processes),
-        layers_(options.shards, record_of(options), options.log, options.durable) {}
+      : options_(possible(options)), clients_(options.workers, processes), layers_(options) {}
   ~ServerStreams() = default;
 
   [[gnu::cold]] void make_late(WorkerRules const& rules, std::span<LayerParameters const> layers) {
@@ -370,12 +334,16 @@ class ServerInProcess : private ServerStreams {
   /// @throws Error  bad_data if they are not, and nothing is added. Likewise as push_to
   void push(int client, std::size_t l, std::byte const* values, bool last, ByteRange part,
             bool finite) {
-    if (!finite) refuse_not_finite(worker_of(client), pushes(client, l) + 1, l);
+    int const worker = worker_of(client);
+    if (!finite)
+      raise(Errc::bad_data, "push ", pushes(client, l) + 1, " of worker ", worker,
+            " has a number in layer ", l,
+            " that is not finite; it was not added: lower the rate, or look for what divides by 0");
     {
       std::lock_guard const lock(mutex(l));
       clients_.require_active(client);
-      push_to(layers_[l], worker_of(client), l, values, part);
-      if (last) layers_[l].end(worker_of(client));
+      push_to(layers_[l], worker, l, values, part);
+      if (last) layers_[l].end(worker);
       layers_.keep(l);
       answer(l);
     }
@@ -404,12 +372,27 @@ class ServerInProcess : private ServerStreams {
     answer(l);
   }
 
-  /// @param contains  [workers] is set to what the weights contain, as VersionTag; or empty
+  /// Copies weights to the worker.
+  /// @param rounds    that they contain of its stream, or Ask::everything
+  /// @param contains  [workers] is set to what they contain, as VersionTag; or empty
+  /// @throws Error    bad_data for weights that the server does not keep
   void take(int client, std::size_t l, std::uint32_t rounds, std::byte* values, ByteRange part = {},
             std::span<std::uint32_t> contains = {}) {
     std::unique_lock lock(mutex(l));
     clients_.require_active(client);
-    take_from(layers_[l], layers_.adds(), worker_of(client), rounds, values, part, contains, lock);
+    ParameterStore& layer = layers_[l];
+    int const worker = worker_of(client);
+    bool const late = part.first != 0;
+    std::uint32_t const pushes = layer.start(worker) + (rounds == Ask::everything ? 0 : rounds);
+    bool const exact = layers_.adds() == staleness::Adds::in_worker_order;
+    if (exact && !(rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, late)))
+      raise(Errc::bad_data, "worker ", worker, " takes weights with ", counted(rounds, "round"),
+            ", which the server does not keep; let it take what it has asked for, in order");
+    std::byte const* const from = layer.weights(worker, pushes, late) + part.first;
+    if (!contains.empty()) layer.contained(worker, pushes, contains);
+    if (exact) lock.unlock();  // snapshots are constant
+    std::size_t const last = std::min(part.last, layer.bytes());
+    if (last != 0) std::memcpy(values + part.first, from, last - part.first);
   }
 
   /// After this nobody tells the client of the stream any more.
@@ -440,7 +423,11 @@ class ServerInProcess : private ServerStreams {
   /// @return  the result of `read` for the history of a layer
   template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
     std::lock_guard const lock(joining_);
-    return layers_.look_at(l, read);
+    if (l >= layers_.size())
+      raise(Errc::bad_configuration, "the server has ", counted(layers_.size(), "layer"),
+            ", but none with the number ", l, "; layers count from 0");
+    std::lock_guard const shard(mutex(l));
+    return read(layers_[l].history());
   }
 };
 

@@ -9,7 +9,6 @@
 
 #include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/list.hpp>
 
 namespace stagger::collective {
 
@@ -66,13 +65,6 @@ inline constexpr int most_workers = 1 << 16;
     raise(Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
           options.durable, " keeps no log there; use ServerOptions::durable or ServerOptions::log");
   return options;
-}
-[[nodiscard]] [[gnu::cold]] inline List<double> weights_of(ServerOptions const& options) {
-  List<double> weights;
-  weights.assign(options.weights.data(), options.weights.size());
-  if (weights.empty())
-    weights.assign(static_cast<std::size_t>(options.workers), 1.0 / options.workers);
-  return weights;
 }
 
 }  // namespace detail

@@ -40,7 +40,7 @@ namespace stagger::collective::detail {
 
 /// The options and the state of a server's run that no layer has.
 struct ServerRecord {
-  std::uint64_t run = 0;  ///< random; tells this run from another
+  std::uint64_t run = 0;  ///< random; identifies this run
   std::string name{};     ///< as ServerOptions::run
   bool goes_on = false;   ///< as OnFailure::go_on
   bool averages = false;  ///< as ServerOptions::average_changes

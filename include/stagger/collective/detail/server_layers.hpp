@@ -17,6 +17,7 @@
 #include <stagger/collective/detail/clients.hpp>
 #include <stagger/collective/detail/durable_folder.hpp>
 #include <stagger/collective/detail/same_workers.hpp>
+#include <stagger/collective/server_options.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
@@ -50,39 +51,25 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
   layer.push(worker, values, part);
 }
 
-/// Whether a layer has its first values.
-[[nodiscard]] inline bool untouched(ParameterStore const& layer) noexcept {
-  return layer.streams() == 0 && layer.history().total() == 0 && layer.rounds() == 0;
-}
-
-/// Completes the rules of a run that was read from a folder by how layers are late.
-/// @throws Error  mismatch for a worker with another staleness model
-[[gnu::cold]] inline void take_late_from(int worker, WorkerRules const& rules,
-                                         ServerRecord const& record, WorkerRules& kept) {
-  std::string const own = late_words(rules);
-  require_same_late(worker, own == record.rules.late, own, record.rules.late);
-  kept.late = rules.late;
-  kept.late_policy = rules.late_policy;
-}
-
 /// Layers are distributed over shards. Each shard has a lock, which the caller must hold while it
 /// uses a layer. If a folder is given, layers continue from the state in it.
 class ServerLayers {
  public:
-  /// @param shards   >= 1
-  /// @param options  those of the run
-  /// @param log      whether layers record their history
-  /// @param folder   empty: none
-  /// @throws Error   mismatch for a folder with another run, bad_data for one that is damaged, io
-  ///                 if it cannot be used
-  ServerLayers(int shards, ServerRecord options, bool log, std::string const& folder)
-      : shards_(shards), record_(std::move(options)) {
-    store_rules_.log = log;
+  /// @throws Error  mismatch for a folder with another run, bad_data for one that is damaged, io if
+  ///                it cannot be used
+  explicit ServerLayers(ServerOptions const& options) : shards_(options.shards) {
     record_.run = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32U;
+    record_.name = options.run;
+    record_.goes_on = options.on_failure == OnFailure::go_on;
+    record_.averages = options.average_changes;
+    record_.weights.assign(options.weights.data(), options.weights.size());
+    if (options.weights.empty())
+      record_.weights.assign(static_cast<std::size_t>(options.workers), 1.0 / options.workers);
     record_.failures.assign(record_.weights.size(), 0);
+    store_rules_.log = options.log;
     store_rules_.weights = record_.weights;
-    if (folder.empty()) return;
-    folder_ = std::make_unique<DurableFolder>(folder);
+    if (options.durable.empty()) return;
+    folder_ = std::make_unique<DurableFolder>(options.durable);
     if (folder_->holds_run()) restore();
   }
 
@@ -119,7 +106,12 @@ class ServerLayers {
   /// @throws Error   mismatch, naming what differs
   [[gnu::cold]] bool compare(int worker, std::span<LayerParameters const> layers,
                              List<std::uint64_t> const& digests, WorkerRules const& rules) {
-    if (restored_) take_late_from(worker, rules, record_, rules_);
+    if (restored_) {  // the folder has words for how layers are late, and no functions
+      std::string const own = late_words(rules);
+      require_same_late(worker, own == record_.rules.late, own, record_.rules.late);
+      rules_.late = rules.late;
+      rules_.late_policy = rules.late_policy;
+    }
     require_same_rules(worker, rules, rules_);
     if (layers.size() != size())
       raise(Errc::mismatch, "worker ", worker, " has ", counted(layers.size(), "layer"),
@@ -128,7 +120,9 @@ class ServerLayers {
       ParameterStore const& layer = *layers_[l];
       require_same_layer(worker, l, layers[l], layer.shape());
       std::lock_guard const lock(mutex(l));
-      if (untouched(layer) && digests[l] != values_digest({layer.first(worker), layer.bytes()}))
+      bool const has_first =
+          layer.streams() == 0 && layer.history().total() == 0 && layer.rounds() == 0;
+      if (has_first && digests[l] != values_digest({layer.first(worker), layer.bytes()}))
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
     }
@@ -182,18 +176,6 @@ class ServerLayers {
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
   [[nodiscard]] ServerRecord const& record() const noexcept { return record_; }
-
-  /// @return  what `read` makes of the history of a layer
-  template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
-    if (l >= size())
-      raise(Errc::bad_configuration, "the server has ", counted(size(), "layer"),
-            ", but none with the number ", l, "; layers count from 0");
-    std::lock_guard const lock(mutex(l));
-    return read(layers_[l]->history());
-  }
-
-  /// A random number that identifies this run.
-  [[nodiscard]] std::uint64_t run() const noexcept { return record_.run; }
   [[nodiscard]] bool logs() const noexcept { return store_rules_.log; }
   [[nodiscard]] bool durable() const noexcept { return folder_ != nullptr; }
   /// Writes the state of a layer to the folder, if there is one. @pre its lock is held
