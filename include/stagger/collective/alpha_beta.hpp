@@ -36,11 +36,6 @@ enum class Algorithm : std::uint8_t { slices, ring, recursive_doubling, halving_
 
 namespace detail {
 
-/// Levels of a binomial tree over n ranks: ceil(log2 n).
-[[nodiscard]] constexpr int levels(int n) noexcept {
-  return n < 2 ? 0 : static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1)));
-}
-
 constexpr void require_cost(char const* what, double value) {
   if (stagger::detail::math::finite_and_not_negative(value)) return;
   raise(Errc::bad_configuration, what, " is ", value,
@@ -68,17 +63,6 @@ struct Link {
   double gamma_s_per_byte = 0;  ///< adding received values: a quarter of the time per float
 };
 
-/// Refuses a number of ranks that an algorithm does not support.
-/// @throws Error  Errc::bad_configuration
-constexpr void require_supported(Algorithm algorithm, int ranks) {
-  bool const pairs =
-      algorithm == Algorithm::recursive_doubling || algorithm == Algorithm::halving_doubling;
-  if (pairs && !std::has_single_bit(static_cast<unsigned>(ranks))) {
-    raise(Errc::bad_configuration, name(algorithm), " needs a power of two ranks, there are ",
-          ranks, "; use ring or tree");
-  }
-}
-
 /// The cost of an all-reduce. The default, slices, sends as much as the ring.
 /// @param  ranks  >= 1; a power of two for the two doubling algorithms; the tree is charged
 ///                ceil(log2 ranks) levels for any other number
@@ -88,13 +72,18 @@ constexpr void require_supported(Algorithm algorithm, int ranks) {
   if (ranks < 1) {
     raise(Errc::bad_configuration, "an all-reduce of ", ranks, " ranks has no cost; use 1 or more");
   }
-  require_supported(algorithm, ranks);
+  bool const pairs =
+      algorithm == Algorithm::recursive_doubling || algorithm == Algorithm::halving_doubling;
+  if (pairs && !std::has_single_bit(static_cast<unsigned>(ranks))) {
+    raise(Errc::bad_configuration, name(algorithm), " needs a power of two ranks, there are ",
+          ranks, "; use ring or tree");
+  }
   detail::require_cost("alpha", link.alpha_s);
   detail::require_cost("beta", link.beta_s_per_byte);
   detail::require_cost("gamma", link.gamma_s_per_byte);
   if (ranks == 1) return {};
   double const n = ranks;
-  double const levels = detail::levels(ranks);
+  double const levels = std::bit_width(static_cast<unsigned>(ranks - 1));  // of a binomial tree
   double const beta = link.beta_s_per_byte;
   double const gamma = link.gamma_s_per_byte;
   switch (algorithm) {

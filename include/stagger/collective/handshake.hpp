@@ -72,36 +72,23 @@ inline void copy_text(char* to, std::size_t size, std::string const& from) {
   return all;
 }
 
-/// The first fact in which ranks differ.
+/// The ranks whose fact differs from that of rank 0.
 /// @param all  [ranks][width] digests
-[[nodiscard]] inline std::size_t first_difference(std::span<std::uint64_t const> all,
-                                                  std::size_t width) {
-  for (std::size_t i = 0; i < width; i += 2) {
-    for (std::size_t r = 1; r < all.size() / width; ++r) {
-      if (!std::equal(all.begin() + static_cast<std::ptrdiff_t>(i),
-                      all.begin() + static_cast<std::ptrdiff_t>(i + 2),
-                      all.begin() + static_cast<std::ptrdiff_t>(r * width + i))) {
-        return i / 2;
-      }
-    }
-  }
-  return width / 2;
+[[nodiscard]] inline std::vector<std::size_t> unlike_first(std::span<std::uint64_t const> all,
+                                                           std::size_t width, std::size_t fact) {
+  std::vector<std::size_t> ranks;
+  std::uint64_t const* const first = all.data() + 2 * fact;
+  for (std::size_t r = 1; r < all.size() / width; ++r)
+    if (!std::equal(first, first + 2, first + r * width)) ranks.push_back(r);
+  return ranks;
 }
 
+/// @param others  ranks that differ from rank 0 in the fact
 [[noreturn]] inline void refuse(std::span<ShownFact const> shown,
-                                std::span<std::uint64_t const> all, std::size_t width,
-                                std::size_t fact) {
-  std::string ranks;
-  std::size_t other = 0;
-  int count = 0;
-  for (std::size_t r = 1; r < shown.size(); ++r) {
-    if (all[2 * fact] == all[r * width + 2 * fact] &&
-        all[2 * fact + 1] == all[r * width + 2 * fact + 1]) {
-      continue;
-    }
-    if (count++ == 0) other = r;
-    ranks += text(count == 1 ? "" : ", ", r);
-  }
+                                std::span<std::size_t const> others, std::size_t fact) {
+  std::size_t const other = others.front();
+  std::string ranks = std::to_string(other);
+  for (std::size_t const r : others.subspan(1)) ranks += text(", ", r);
   ShownFact const& a = shown[0];
   ShownFact const& b = shown[other];
   if (std::strcmp(a.name, b.name) != 0) {
@@ -145,14 +132,16 @@ void agree(int rank, int ranks, std::span<Fact const> facts, Gather gather) {
   std::vector<std::uint64_t> all(width * n);
   std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(me * width));
   gather(std::as_writable_bytes(std::span(all)));
-  std::size_t const fact = detail::first_difference(all, width);
+  std::size_t fact = 0;
+  auto others = detail::unlike_first(all, width, fact);
+  while (others.empty()) others = detail::unlike_first(all, width, ++fact);
   std::vector<detail::ShownFact> shown(n);
   if (fact < facts.size()) {
     detail::copy_text(shown[me].name, detail::shown_name, facts[fact].name);
     detail::copy_text(shown[me].value, detail::shown_value, facts[fact].value);
   }
   gather(std::as_writable_bytes(std::span(shown)));
-  detail::refuse(shown, all, width, fact);
+  detail::refuse(shown, others, fact);
 }
 
 }  // namespace stagger::collective

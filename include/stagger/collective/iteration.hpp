@@ -53,12 +53,6 @@ struct Iteration {
 
 namespace detail {
 
-inline void fail_groups(std::size_t at, LayerGroup found, int expected) {
-  raise(Errc::bad_data, "group ", at, " is layers ", found.highest, " to ", found.lowest,
-        ", but layer ", expected,
-        " comes next; groups list all layers once, from the last down to the first");
-}
-
 constexpr void require_backward(Backward const& b, CostLine cost) {
   if (b.backward_s.size() != b.gradient_bytes.size())
     raise(Errc::bad_data, b.backward_s.size(), " backward times, but ", b.gradient_bytes.size(),
@@ -101,7 +95,9 @@ constexpr void require_backward(Backward const& b, CostLine cost) {
   auto unsent = backward.gradient_bytes;
   for (auto const& g : groups) {
     if (g.highest != next || g.lowest < 1 || g.lowest > g.highest)
-      detail::fail_groups(result.messages.size(), g, next);
+      raise(Errc::bad_data, "group ", result.messages.size(), " is layers ", g.highest, " to ",
+            g.lowest, ", but layer ", next,
+            " comes next; groups list all layers once, from the last down to the first");
     std::uint64_t bytes = 0;
     for (; next >= g.lowest; --next) {
       bytes += unsent.back();

@@ -39,21 +39,6 @@ template <class Get> class LauncherReader {
   [[nodiscard]] bool has(char const* name) const { return get_(name) != nullptr; }
   [[nodiscard]] std::string text_of(char const* name) const { return has(name) ? get_(name) : ""; }
 
-  /// Whether the variables of a launcher are set; an incomplete set is an error.
-  [[nodiscard]] bool complete(char const* launcher, std::initializer_list<char const*> tells,
-                              std::initializer_list<char const*> needs) const {
-    bool any = false;
-    for (char const* name : tells) any = any || has(name);
-    if (!any) return false;
-    std::string missing;
-    for (char const* name : needs) {
-      if (!has(name)) missing += std::string(missing.empty() ? "" : ", ") + name;
-    }
-    if (missing.empty()) return true;
-    raise(Errc::bad_configuration, "the environment of ", launcher, " lacks ", missing, "; found ",
-          found(needs), "; start every rank with the launcher, or unset what it left");
-  }
-
   [[nodiscard]] int number(char const* launcher, char const* name, int least, int most) const {
     char const* const words = get_(name);
     int value = 0;
@@ -66,8 +51,25 @@ template <class Get> class LauncherReader {
           "'; it must be a number from ", least, " to ", most);
   }
 
-  [[nodiscard]] Launch read(char const* launcher, char const* rank, char const* size,
-                            char const* local_rank, char const* local_size) const {
+  /// What the variables of a launcher say; nothing if it has set neither `rank` nor `size`.
+  /// @param further  variables without which the set is incomplete, besides these two
+  [[nodiscard]] std::optional<Launch> read(char const* launcher, char const* rank, char const* size,
+                                           char const* local_rank, char const* local_size,
+                                           std::initializer_list<char const*> further = {}) const {
+    if (!has(rank) && !has(size)) return std::nullopt;
+    std::string missing;
+    std::string found;
+    auto const look_for = [&](char const* name) {
+      if (has(name))
+        found += text(found.empty() ? "" : ", ", name, "=", get_(name));
+      else
+        missing += text(missing.empty() ? "" : ", ", name);
+    };
+    for (char const* name : {rank, size}) look_for(name);
+    for (char const* name : further) look_for(name);
+    if (!missing.empty())
+      raise(Errc::bad_configuration, "the environment of ", launcher, " lacks ", missing,
+            "; found ", found, "; start every rank with the launcher, or unset what it left");
     constexpr int most = 1 << 24;
     Launch launch;
     launch.launcher = launcher;
@@ -89,14 +91,6 @@ template <class Get> class LauncherReader {
   }
 
  private:
-  [[nodiscard]] std::string found(std::initializer_list<char const*> names) const {
-    std::string list;
-    for (char const* name : names) {
-      if (has(name)) list += text(list.empty() ? "" : ", ", name, "=", get_(name));
-    }
-    return list.empty() ? "none of its variables" : list;
-  }
-
   Get get_;
 };
 
@@ -115,36 +109,31 @@ template <class Get> class LauncherReader {
 template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
   detail::LauncherReader const reader(get);
   std::optional<Launch> near;
-  auto const take = [&](Launch next) {
-    if (near && (near->rank != next.rank || near->size != next.size)) {
+  auto const take = [&](std::optional<Launch> const& next) {
+    if (next && near && (near->rank != next->rank || near->size != next->size)) {
       raise(Errc::bad_configuration, near->launcher, " says rank ", near->rank, " of ", near->size,
-            ", but ", next.launcher, " says rank ", next.rank, " of ", next.size,
+            ", but ", next->launcher, " says rank ", next->rank, " of ", next->size,
             "; unset the variables of the one that did not start this program");
     }
-    if (!near) near = std::move(next);
+    if (!near) near = next;
+    return next.has_value();
   };
-  if (reader.complete("torchrun", {"RANK", "WORLD_SIZE"},
-                      {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})) {
-    take(reader.read("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"));
+  if (take(reader.read("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                       {"MASTER_ADDR", "MASTER_PORT"}))) {
     near->run = reader.text_of("TORCHELASTIC_RUN_ID");
     near->port_held = reader.text_of("TORCHELASTIC_USE_AGENT_STORE") == "True";
     if (!near->run.empty()) return near;  // its agent has set all of these variables
   }
-  if (reader.complete("Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
-    take(reader.read("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"));
-    if (near->run.empty()) near->run = reader.text_of("PMIX_NAMESPACE");
-  }
-  if (reader.complete("PMI", {"PMI_RANK", "PMI_SIZE"}, {"PMI_RANK", "PMI_SIZE"})) {
-    take(reader.read("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"));
-    if (near->run.empty()) near->run = reader.text_of("PMI_JOBID");
-  }
+  if (take(reader.read("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")) &&
+      near->run.empty())
+    near->run = reader.text_of("PMIX_NAMESPACE");
+  if (take(reader.read("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")) &&
+      near->run.empty())
+    near->run = reader.text_of("PMI_JOBID");
   if (near) return near;  // an allocation of Slurm says nothing of what mpirun started within it
-  if (reader.complete("Slurm", {"SLURM_PROCID", "SLURM_NTASKS"},
-                      {"SLURM_PROCID", "SLURM_NTASKS"})) {
-    take(reader.read("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
-                     "SLURM_NTASKS_PER_NODE"));
+  if (take(reader.read("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+                       "SLURM_NTASKS_PER_NODE"))) {
     if (reader.has("SLURM_JOB_ID"))  // a step of a job, which may have been started again
       near->run = text(reader.text_of("SLURM_JOB_ID"), ".", reader.text_of("SLURM_STEP_ID"), ".",
                        reader.text_of("SLURM_RESTART_COUNT"));

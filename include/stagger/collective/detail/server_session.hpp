@@ -29,33 +29,6 @@ namespace stagger::collective::detail {
   return false;
 }
 
-/// A time limit that may begin again whenever a connection has transferred something.
-class TimeLimit {
- public:
-  TimeLimit(Connector const& clock, double most_s)
-      : clock_(clock), most_s_(most_s), limit_s_(clock.now_s() + most_s) {}
-
-  /// Waits for `changed`, at most until the limit has passed; it may return earlier.
-  /// @param transport  whose transfers begin the limit again; null: none
-  /// @return           false if it had passed
-  bool wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
-            Transport const* transport) {
-    double const now_s = clock_.now_s();
-    std::uint64_t const moved = transport != nullptr ? transport->moved() : 0;
-    if (std::exchange(moved_, moved) != moved) limit_s_ = now_s + most_s_;
-    double const left_s = limit_s_ - now_s;
-    if (!(left_s > 0)) return false;
-    clock_.wait(lock, changed, transport != nullptr ? std::min(left_s, most_s_ / 8) : left_s);
-    return true;
-  }
-
- private:
-  Connector const& clock_;
-  double most_s_;
-  double limit_s_;
-  std::uint64_t moved_ = 0;
-};
-
 /// The queue of messages to send, and the state of the connection. The caller holds the lock in all
 /// calls but `connect`, `connected`, `leave` and those that are passed on to the connector.
 ///
@@ -101,11 +74,9 @@ class ServerSession {
   }
   /// Closes the connection; the transport calls nothing after this.
   void leave() noexcept {
-    {
-      Lock const held = lock();
-      leaving_ = true;
-      changed_.notify_all();
-    }
+    Lock held = lock();
+    leaving_ = true;
+    notify(held);
     mender_ = nullptr;
     hang_up();
   }
@@ -187,9 +158,15 @@ class ServerSession {
   /// @param moving  whether each transfer begins the time again. @return whether `until` is true
   template <class Until>
   bool wait_for(Lock& lock, double most_s, Until until, bool moving = false) {
-    TimeLimit limit(*connector_, most_s);
-    while (!until() && !failure_ && limit.wait(lock, changed_, moving ? transport_.get() : nullptr))
-      continue;
+    double limit_s = connector_->now_s() + most_s;
+    for (std::uint64_t moved = 0; !until() && !failure_;) {
+      double const now_s = connector_->now_s();
+      bool const looks = moving && transport_ != nullptr;
+      std::uint64_t const last = std::exchange(moved, looks ? transport_->moved() : 0);
+      if (moved != last) limit_s = now_s + most_s;
+      if (!(now_s < limit_s)) break;
+      connector_->wait(lock, changed_, std::min(limit_s - now_s, looks ? most_s / 8 : most_s));
+    }
     return until();
   }
   /// Wakes the waiting threads, whose conditions may hold now. Unlocks first, so that they need not
@@ -202,8 +179,8 @@ class ServerSession {
   /// Ends the session with an error. @return whether it had not ended before
   bool fail(std::exception_ptr why) noexcept {
     bool const first = !failure_ && !connecting_;
-    if (!first && !refusal_) refusal_ = why;
-    if (first) end(std::move(why));
+    if (first) mending_ = false;
+    if (auto& kept = first ? failure_ : refusal_; !kept) kept = std::move(why);
     changed_.notify_all();
     return first;
   }
@@ -277,13 +254,10 @@ class ServerSession {
     held.unlock();
     if (last != nullptr) last->close();
   }
-  void end(std::exception_ptr why) noexcept {
-    failure_ = std::move(why);
-    mending_ = false;
-  }
   [[noreturn]] [[gnu::cold]] void disconnect(std::string const& reason) {
-    end(raised(Errc::deadline, name(), " ", reason,
-               "; see whether it runs, or raise the deadline"));
+    mending_ = false;
+    failure_ =
+        raised(Errc::deadline, name(), " ", reason, "; see whether it runs, or raise the deadline");
     changed_.notify_all();
     std::rethrow_exception(failure_);
   }
