@@ -216,7 +216,7 @@ class OverlappedExchange final : public ServerExchange {
   }
   /// Calls `body` for each layer with parameters, in forward order.
   template <class Body> void each_layer(CellLayers const& cell, Body body) {
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
+    for (std::size_t const l : cell.layers)
       if (machine_.parameters()[l].bytes_of_values() != 0) body(l);
   }
 
@@ -242,7 +242,7 @@ class OverlappedExchange final : public ServerExchange {
       auto const take = [](void* self, std::size_t layer) {
         static_cast<OverlappedExchange*>(self)->take_late(layer);
       };
-      layers_[l].forward.replace(stage.layers[l - cell.first], this, take, l);
+      layers_[l].forward.replace(stage.layers[l - cell.layers.first], this, take, l);
     });
   }
 

@@ -54,8 +54,7 @@ namespace stagger::detail {
 
 /// The layers of a cell that a worker exchanges.
 struct CellLayers {
-  std::size_t first = 0;
-  std::size_t count = 0;                  // 0 if another rank or process exchanges the stage
+  IndexRange layers{};                    // none if another rank or process exchanges the stage
   FixedArray<std::uint32_t> contained{};  // [workers] pushes of each in the weights that it has
   FixedArray<std::uint32_t> seen{};       // likewise, in the weights that the step sees
   std::atomic<std::size_t> missing{0};    // layers that it asked for last and that have not arrived
@@ -72,7 +71,7 @@ inline void reset_states(Machine& machine, FixedArray<CellLayers> const& cells) 
         own.zero_states();
   };
   for (auto const& cell : cells)
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+    for (std::size_t const l : cell.layers) {
       reset(l);
       if (machine.model.grouped != nullptr) machine.model.grouped->each_copy(l, reset);
     }
@@ -135,10 +134,10 @@ class ServerExchange : public Exchange, protected ParameterListener {
     }
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       CellLayers& cell = cells_[c];
-      cell.first = machine.first_layers()[program_->cells[c].stage];
-      cell.count = machine.first_layers()[program_->cells[c].stage + 1] - cell.first;
-      if (!is_first_holder(program_->cells, c)) cell.count = 0;
-      for (std::size_t l = 0; l < cell.count; ++l) cell_of_[cell.first + l] = c;
+      cell.layers = {};
+      if (is_first_holder(program_->cells, c))
+        cell.layers = machine.model.layers_of(program_->cells[c].stage);
+      for (std::size_t const l : cell.layers) cell_of_[l] = c;
     }
   }
   [[gnu::cold]] void runs(bool const* ranks) override {
@@ -147,9 +146,9 @@ class ServerExchange : public Exchange, protected ParameterListener {
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       CellLayers& cell = cells_[c];
       bool const here = ranks[program_->cells[c].rank];
-      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
+      for (std::size_t const l : cell.layers)
         if (std::exchange(here_[l], here) != here) moved = moved || here;
-      if (!here) cell.count = 0;
+      if (!here) cell.layers = {};
     }
     if (open_ && moved) read_moved();
   }
@@ -257,9 +256,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
   /// Moves them to the layer's own memory, if they were packed.
   virtual void received(std::size_t /*layer*/) {}
 
-  [[nodiscard]] LayerParameters& layer(CellLayers const& cell, std::size_t l) const {
-    return machine_.parameters()[cell.first + l];
-  }
   [[nodiscard]] std::size_t cell_of(std::size_t layer) const noexcept { return cell_of_[layer]; }
   /// A layer that a cell has asked for has arrived; if it is the last one, the cell's signal is
   /// given.
@@ -289,11 +285,11 @@ class ServerExchange : public Exchange, protected ParameterListener {
     for (int m = 0; m < minibatches; ++m)
       lacked_.count(made(m), [&](auto look) {
         for (std::size_t c = 0; c < cells_.size(); ++c)
-          if (cells_[c].count != 0) look(contained(c, m));
+          if (cells_[c].layers.size() != 0) look(contained(c, m));
       });
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       RankState& rank = machine_.ranks()[program_->cells[c].rank];
-      if (!rank.record || cells_[c].count == 0) continue;
+      if (!rank.record || cells_[c].layers.size() == 0) continue;
       for (schedule::Span& span : rank.spans) {
         if (!schedule::is_compute(span.action.kind) ||
             span.action.stage != program_->cells[c].stage)
@@ -345,8 +341,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
 
   [[gnu::cold]] void read_newest() {
-    for (CellLayers& cell : cells_)
-      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+    for (CellLayers const& cell : cells_)
+      for (std::size_t const l : cell.layers) {
         link_->read(l, exchanged()[l].values().data());
         count(l, TrafficKind::pulls);
         take_up(l);

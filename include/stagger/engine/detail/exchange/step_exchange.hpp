@@ -44,7 +44,7 @@ class StepExchange : public ServerExchange {
     }
     for (CellLayers& cell : cells_) {
       std::copy(cell.contained.begin(), cell.contained.end(), cell.seen.begin());
-      cell.missing.store(cell.count);
+      cell.missing.store(cell.layers.size());
     }
     std::uint32_t const before = rounds_;
     rounds_ = std::max(rounds_, needed());
@@ -59,24 +59,21 @@ class StepExchange : public ServerExchange {
     }
     double const scale = gradient_scale(machine_, in);
     IndexRange const layers = pushed_by(in);
-    if (kept_ != 0) {
+    bool const changes = kept_ != 0;
+    if (changes)
       change(layers, scale);
-      push(in.cell, layers, [this, &in](std::size_t l) {
-        if (exchanges_memory(in.cell))
-          hand_over(l, 1);
-        else
-          link_->push(l, change_of(l, made()), false);
-      });
-    } else {
+    else
       for (std::size_t const l : layers) scale_gradients(machine_.parameters()[l], scale);
-      push(in.cell, layers, [this, &in](std::size_t l) {
-        if (exchanges_memory(in.cell))
-          hand_over(l, LayerParameters::gradients);
-        else
-          link_->push(l, machine_.parameters()[l].stored().gradients.data(), false);
-      });
+    push(in.cell, layers, [&](std::size_t l) {
+      LayerParameters& own = machine_.parameters()[l];
+      if (exchanges_memory(in.cell))
+        own.exchange(changes ? 1 : LayerParameters::gradients,
+                     [&](ParameterBlock& values) { link_->hand_over(l, values); });
+      else
+        link_->push(l, changes ? change_of(l, made()) : own.stored().gradients.data(), false);
+    });
+    if (!changes)
       for (std::size_t const l : layers) machine_.parameters()[l].zero_gradients();
-    }
     return true;
   }
 
@@ -110,14 +107,10 @@ class StepExchange : public ServerExchange {
     if (!asks_) return tell(c, 1);
     for (std::size_t const l : layers) link_->ask(l, rounds_);
   }
-  /// The layers of a cell.
-  [[nodiscard]] static IndexRange all_of(CellLayers const& cell) noexcept {
-    return {cell.first, cell.first + cell.count};
-  }
   void pull(std::size_t c) {
     CellLayers& cell = cells_[c];
     std::fill(cell.contained.begin(), cell.contained.end(), all_rounds);
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+    for (std::size_t const l : cell.layers) {
       bool const lays_on = kept_ != 0 && machine_.model.counted(l);
       VersionTag const tag =
           exchanges_memory(c)
@@ -144,11 +137,7 @@ class StepExchange : public ServerExchange {
   [[nodiscard]] IndexRange pushed_by(Instruction const& in) const noexcept {
     if (program_->pushes_groups && is_only_holder(program_->cells, in.cell))
       return machine_.model.layers_of(program_->groups[in.group]);
-    return all_of(cells_[in.cell]);
-  }
-  void hand_over(std::size_t l, std::size_t version) {
-    machine_.parameters()[l].exchange(version,
-                                      [&](ParameterBlock& values) { link_->hand_over(l, values); });
+    return cells_[in.cell].layers;
   }
   /// Pushes that the worker had made before this step.
   [[nodiscard]] std::uint32_t made() const { return static_cast<std::uint32_t>(steps_); }
@@ -239,14 +228,14 @@ class LocalExchange final : public StepExchange {
   }
 
   bool execute(Machine&, Instruction const& in) override {
-    CellLayers& cell = cells_[in.cell];
+    CellLayers const& cell = cells_[in.cell];
     bool const exchanges = (steps_ + 1) % staleness_.push_minibatches == 0;
     if (!pushes(in.op)) {
       if (exchanges) pull(in.cell);
     } else if (exchanges) {
       update(in);
-      for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
-      push(in.cell, all_of(cell),
+      for (std::size_t const l : cell.layers) pack(l);
+      push(in.cell, cell.layers,
            [this](std::size_t l) { link_->push(l, exchanged()[l].values().data(), false); });
     } else {
       // From here on the step cannot fail, unless another process fails: then, as after any step that
@@ -269,7 +258,7 @@ class LocalExchange final : public StepExchange {
   void read_moved() override {
     ParameterBlock unused;
     for (CellLayers const& cell : cells_)
-      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+      for (std::size_t const l : cell.layers) {
         unused.make(nullptr, exchanged()[l].bytes_of_values());
         link_->read(l, unused.data());
         count(l, TrafficKind::pulls);
@@ -279,13 +268,12 @@ class LocalExchange final : public StepExchange {
   /// what comes back from the server is written there, for their copies.
   void update(Instruction const& in) {
     if (program_->cells[in.cell].alone) return;
-    CellLayers const& cell = cells_[in.cell];
     ModelState& model = machine_.model;
     UpdateStep const step{gradient_scale(machine_, in), machine_.steps() + 1};
     auto const update = [&](std::size_t l) {
       model.optimizer.update(machine_.optimizer(), machine_.parameters()[l], step);
     };
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+    for (std::size_t const l : cells_[in.cell].layers) {
       if (!model.counted(l)) continue;
       update(l);
       if (model.grouped != nullptr) model.grouped->each_copy(l, update);

@@ -116,7 +116,7 @@ class StreamExchange final : public ServerExchange {
       streams_[c].most_asked = 0;
       streams_[c].taken = 0;
       streams_[c].versions = 0;
-      streams_[c].arrived.begin(cells_[c].count);
+      streams_[c].arrived.begin(cells_[c].layers.size());
       cells_[c].missing.store(0);
     }
     open();
@@ -169,24 +169,26 @@ class StreamExchange final : public ServerExchange {
     return stream.contained.data() + version * link_->workers();
   }
   [[nodiscard]] ParameterBlock& push_block(std::size_t c, std::uint32_t push, std::size_t l) {
-    return streams_[c].pushes[push % streams_[c].kept * cells_[c].count + l];
+    IndexRange const layers = cells_[c].layers;
+    return streams_[c].pushes[push % streams_[c].kept * layers.size() + (l - layers.first)];
   }
 
   void make_room(std::size_t c) {
     CellStream& stream = streams_[c];
-    std::size_t const layers = cells_[c].count;
-    if (stream.pushes.size() >= stream.kept * layers) return;
-    stream.pushes = FixedArray<ParameterBlock>(stream.kept * layers);
-    for (std::size_t i = 0; i < stream.pushes.size(); ++i)
-      stream.pushes[i].make(nullptr, layer(cells_[c], i % layers).bytes_of_values());
+    std::size_t const count = stream.kept * cells_[c].layers.size();
+    if (stream.pushes.size() >= count) return;
+    stream.pushes = FixedArray<ParameterBlock>(count);
+    for (std::uint32_t push = 0; push < stream.kept; ++push)
+      for (std::size_t const l : cells_[c].layers)
+        push_block(c, push, l).make(nullptr, machine_.parameters()[l].bytes_of_values());
   }
 
   /// Computes the change of a minibatch, and adds it to the sum since the last push.
   void change(Machine& machine, Instruction const& in) {
     auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
     std::uint32_t const number = streams_[in.cell].changes++;
-    for (std::size_t l = 0; l < cells_[in.cell].count; ++l) {
-      LayerParameters& own = layer(cells_[in.cell], l);
+    for (std::size_t const l : cells_[in.cell].layers) {
+      LayerParameters& own = machine_.parameters()[l];
       machine.change(own, in);
       ParameterBlock& sum = push_block(in.cell, number / per_push, l);
       std::byte* const made = own.stored().values[in.next_version].data();
@@ -199,11 +201,10 @@ class StreamExchange final : public ServerExchange {
   }
 
   void push(Instruction const& in) {
-    CellLayers const& cell = cells_[in.cell];
     bool const ends = static_cast<int>(streams_[in.cell].changes) == program_->updates;
-    for (std::size_t l = 0; l < cell.count; ++l) {
-      link_->push(cell.first + l, push_block(in.cell, in.round(), l).data(), ends);
-      count(cell.first + l, TrafficKind::pushes);
+    for (std::size_t const l : cells_[in.cell].layers) {
+      link_->push(l, push_block(in.cell, in.round(), l).data(), ends);
+      count(l, TrafficKind::pushes);
     }
     if (on_arrival()) ask_for_newest(in.cell);
   }
@@ -211,27 +212,26 @@ class StreamExchange final : public ServerExchange {
   /// Makes a version of the weights: from a snapshot and the worker's own later pushes, each as one
   /// sum; or from the previous version and the change in the slot of the new one.
   void pull(Instruction const& in) {
-    CellLayers const& cell = cells_[in.cell];
     CellStream& stream = streams_[in.cell];
     if (in.snapshot()) {
       std::fill_n(contained_in(stream, ++stream.versions), link_->workers(), all_rounds);
       count_answers(in);
     }
-    for (std::size_t l = 0; l < cell.count; ++l) {
-      LayerParameters& own = layer(cell, l);
+    for (std::size_t const l : cells_[in.cell].layers) {
+      LayerParameters& own = machine_.parameters()[l];
       std::byte* const to = own.stored().values[in.next_version].data();
       if (!in.snapshot()) {
         own.add_values(to, own.stored().values[in.version].data());
         continue;
       }
       if (in.last_pull()) {
-        link_->take(cell.first + l, all_rounds, to);
+        link_->take(l, all_rounds, to);
         continue;
       }
       VersionTag const tag =
-          take(cell.first + l, in.rounds(), to, in.rounds() + in.waves(),
+          take(l, in.rounds(), to, in.rounds() + in.waves(),
                [&](std::uint32_t push) { return push_block(in.cell, push, l).data(); });
-      note_contained(cell.first + l, tag, in.rounds(), contained_in(stream, stream.versions));
+      note_contained(l, tag, in.rounds(), contained_in(stream, stream.versions));
     }
     if (!in.snapshot() || in.last_pull()) return;
     if (on_arrival()) {
@@ -243,14 +243,15 @@ class StreamExchange final : public ServerExchange {
   }
   /// Counts what was received for a snapshot.
   void count_answers(Instruction const& in) {
-    CellLayers const& cell = cells_[in.cell];
+    IndexRange const layers = cells_[in.cell].layers;
     CellStream& stream = streams_[in.cell];
     bool const taken = in.last_pull() || (!on_arrival() && in.rounds() > stream.taken);
     if (taken) stream.taken = in.rounds();
-    for (std::size_t l = 0; l < cell.count; ++l)
-      for (std::uint32_t n = taken + (on_arrival() ? stream.arrived.take_answers(l) : 0); n > 0;
-           --n)
-        count(cell.first + l, TrafficKind::pulls);
+    for (std::size_t const l : layers) {
+      std::uint32_t answers = taken ? 1 : 0;
+      if (on_arrival()) answers += stream.arrived.take_answers(l - layers.first);
+      while (answers-- > 0) count(l, TrafficKind::pulls);
+    }
   }
 
   /// Asks for the next snapshot, unless the previous one has not arrived.
@@ -258,7 +259,7 @@ class StreamExchange final : public ServerExchange {
     CellStream& stream = streams_[c];
     if (stream.asked == stream.asks.size() || cells_[c].missing.load() != 0) return;
     std::uint32_t const rounds = stream.asks[stream.asked++];
-    cells_[c].missing.store(cells_[c].count);
+    cells_[c].missing.store(cells_[c].layers.size());
     ask(c, rounds);
   }
   /// On arrival: asks for the next snapshot, if it will be waited for and was not asked for yet.
@@ -266,7 +267,7 @@ class StreamExchange final : public ServerExchange {
     CellStream& stream = streams_[c];
     std::uint32_t const rounds = stream.asks[stream.asked];
     if (rounds == all_rounds)
-      cells_[c].missing.store(cells_[c].count);
+      cells_[c].missing.store(cells_[c].layers.size());
     else if (rounds <= std::max(stream.arrived.there(), stream.most_asked))
       return;
     ask(c, rounds);
@@ -285,9 +286,8 @@ class StreamExchange final : public ServerExchange {
       ask(c, rounds);
   }
   void ask(std::size_t c, std::uint32_t rounds) {
-    CellLayers const& cell = cells_[c];
     streams_[c].most_asked = std::max(streams_[c].most_asked, rounds);
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, rounds);
+    for (std::size_t const l : cells_[c].layers) link_->ask(l, rounds);
   }
   /// Whether a snapshot is the newest.
   [[nodiscard]] bool on_arrival() const noexcept {
@@ -311,7 +311,7 @@ class StreamExchange final : public ServerExchange {
     if (rounds == all_rounds) return one_arrived(layer, program_->pushes() + 1);
     if (!on_arrival()) return one_arrived(layer, rounds);
     std::size_t const c = cell_of(layer);
-    streams_[c].arrived.arrive(layer - cells_[c].first, rounds,
+    streams_[c].arrived.arrive(layer - cells_[c].layers.first, rounds,
                                [&](std::uint32_t there) { tell(c, there); });
   }
 
