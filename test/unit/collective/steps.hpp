@@ -64,6 +64,13 @@ struct Step {
   return s;
 }
 
+/// Levels of a binomial tree over the ranks.
+[[nodiscard]] constexpr int levels(int ranks) noexcept {
+  int count = 0;
+  for (int reached = 1; reached < ranks; reached *= 2) ++count;
+  return count;
+}
+
 /// Number of steps each rank takes; one message after the other, so `a` of the cost line is this
 /// times the start-up of one message.
 [[nodiscard]] constexpr int step_count(Algorithm algorithm, int ranks) noexcept {
@@ -72,10 +79,10 @@ struct Step {
     case Algorithm::ring:
       return 2 * (ranks - 1);
     case Algorithm::recursive_doubling:
-      return collective::detail::levels(ranks);
+      return levels(ranks);
     case Algorithm::halving_doubling:
     case Algorithm::tree:
-      return 2 * collective::detail::levels(ranks);
+      return 2 * levels(ranks);
     case Algorithm::slices:
       break;
   }
@@ -101,7 +108,7 @@ struct Step {
       return {peer, all, peer, all, Arrival::exchange_add};
     }
     case Algorithm::halving_doubling: {
-      int const half = collective::detail::levels(ranks);
+      int const half = levels(ranks);
       bool const reduce = index < half;
       int const level = reduce ? index + 1 : 2 * half - index;  // halvings that part the two
       int const peer = rank ^ (ranks >> level);
@@ -111,7 +118,7 @@ struct Step {
       return {peer, mine, peer, theirs, Arrival::copy};
     }
     case Algorithm::tree: {
-      int const half = collective::detail::levels(ranks);
+      int const half = levels(ranks);
       bool const reduce = index < half;
       int const bit = 1 << (reduce ? index : 2 * half - 1 - index);
       if ((rank & (bit - 1)) != 0) return {};  // waits below this level
