@@ -12,7 +12,6 @@
 #include <utility>
 
 #include <stagger/collective/detail/joining_worker.hpp>
-#include <stagger/collective/detail/worker_answers.hpp>
 #include <stagger/collective/detail/worker_outbox.hpp>
 #include <stagger/collective/messages.hpp>
 #include <stagger/collective/server_in_process.hpp>

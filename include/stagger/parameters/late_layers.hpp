@@ -150,14 +150,13 @@ class LateLayers {
         scores_(bytes_.size()),
         losses_(losses),
         reported_(losses),
-        there_(losses),
+        there_(losses, true),
         told_(chooses ? 0 : 2 * bytes_.size()),
         bitmap_((bytes_.size() + 7) / 8),
         workers_(static_cast<int>(workers)),
         chooses_(chooses) {
     for (std::uint64_t const each : bytes_)
       if (each != 0) candidates_.emplace_back(), model_bytes_ += each;
-    there_.assign(losses, true);
     reset();
   }
 

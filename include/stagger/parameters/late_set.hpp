@@ -9,11 +9,6 @@
 
 namespace stagger::detail {
 
-/// Whether layer `l` is in a bitmap.
-[[nodiscard]] inline bool in_bitmap(std::span<std::byte const> bitmap, std::size_t l) noexcept {
-  return (bitmap[l / 8] >> l % 8 & std::byte{1}) != std::byte{0};
-}
-
 /// The late layers of a step.
 struct LateSet {
   std::span<std::byte const> bitmap{};  ///< one bit for each layer, the lowest first
@@ -22,7 +17,7 @@ struct LateSet {
   /// How many of the first bytes of layer `l` are late.
   /// @param all  bytes of its values in memory
   [[nodiscard]] std::size_t bytes(std::size_t l, std::size_t all) const noexcept {
-    if (!in_bitmap(bitmap, l)) return 0;
+    if ((bitmap[l / 8] >> l % 8 & std::byte{1}) == std::byte{0}) return 0;
     return split_bytes != 0 && l == split ? split_bytes : all;
   }
 };

@@ -135,6 +135,14 @@ struct ParameterBlocks {
   std::array<ParameterBlock, 2> states;     // of the optimizer, for a part of the layer
   ByteRange held{0, 0};                     // the part whose states are here
   ParameterMemory const* memory = nullptr;  // the memory that has them; null: the host's
+
+  /// What lasts from step to step: the first version of the values, then the states.
+  [[nodiscard]] ParameterBlock& lasting(std::size_t b) noexcept {
+    return b == 0 ? values[0] : states[b - 1];
+  }
+  [[nodiscard]] ParameterBlock const& lasting(std::size_t b) const noexcept {
+    return b == 0 ? values[0] : states[b - 1];
+  }
 };
 
 /// The parameters of a layer before a step, which are restored if the step fails.
@@ -142,41 +150,36 @@ class SavedParameters {
  public:
   /// Allocates memory for a part of the layer of so many bytes, unless there is some already.
   [[gnu::cold]] void make(ParameterMemory const* memory, std::size_t bytes, std::size_t states) {
-    if (values_.size() == bytes) return;
-    values_.make(memory, bytes);
-    for (std::size_t s = 0; s < states; ++s) states_[s].make(memory, bytes);
+    if (saved_[0].size() == bytes) return;
+    for (std::size_t b = 0; b <= states; ++b) saved_[b].make(memory, bytes);
   }
   void save(ParameterBlocks const& now) {
-    values_.copy_from(now.values[0]);
-    for (std::size_t s = 0; s < states_.size(); ++s) states_[s].copy_from(now.states[s]);
+    for (std::size_t b = 0; b < saved_.size(); ++b) saved_[b].copy_from(now.lasting(b));
   }
   void restore(ParameterBlocks& now) const {
-    now.values[0].copy_from(values_);
-    for (std::size_t s = 0; s < states_.size(); ++s) now.states[s].copy_from(states_[s]);
+    for (std::size_t b = 0; b < saved_.size(); ++b) now.lasting(b).copy_from(saved_[b]);
   }
   /// Saves, or restores, a part whose states are here, on the host.
   [[gnu::noinline]] void copy_part(ParameterBlocks const& now, ByteRange part,
                                    bool back) const noexcept {
     if (part.first >= part.last) return;
     std::size_t const at = part.first - now.held.first;
-    auto const copy = [&](std::byte* here, std::byte* there) {
+    for (std::size_t b = 0; b < saved_.size(); ++b) {
+      if (saved_[b].size() == 0) continue;
+      std::byte* const here = now.lasting(b).data() + (b == 0 ? part.first : at);
+      std::byte* const there = saved_[b].data() + at;
       std::memcpy(back ? here : there, back ? there : here, part.last - part.first);
-    };
-    copy(now.values[0].data() + part.first, values_.data() + at);
-    for (std::size_t s = 0; s < states_.size(); ++s)
-      if (states_[s].size() != 0) copy(now.states[s].data() + at, states_[s].data() + at);
+    }
   }
   [[gnu::cold]] void move_to(ParameterMemory const* memory) {
-    values_.move_to(memory);
-    for (ParameterBlock& state : states_) state.move_to(memory);
+    for (ParameterBlock& block : saved_) block.move_to(memory);
   }
   [[nodiscard]] std::uint64_t bytes() const noexcept {
-    return values_.size() + states_[0].size() + states_[1].size();
+    return saved_[0].size() + saved_[1].size() + saved_[2].size();
   }
 
  private:
-  ParameterBlock values_;
-  std::array<ParameterBlock, 2> states_;
+  std::array<ParameterBlock, 3> saved_;  // as ParameterBlocks::lasting
 };
 
 /// The copy of a layer's parameters for the host, if they are in another memory or if the
@@ -195,7 +198,7 @@ class ShownParameters {
   /// Copies parameters from the memory of a back end.
   [[gnu::cold]] void fetch(ParameterBlocks const& own, std::size_t states) {
     for (std::size_t s = 0; s <= states; ++s) {
-      ParameterBlock const& from = s == 0 ? own.values[0] : own.states[s - 1];
+      ParameterBlock const& from = own.lasting(s);
       if (copies_[s].size() != from.size()) copies_[s].make(nullptr, from.size());
       if (from.size() != 0)
         own.memory->download(*own.memory, copies_[s].data(), from.data(), from.size());
@@ -205,7 +208,7 @@ class ShownParameters {
   [[gnu::cold]] void take_back(ParameterBlocks const& own, std::size_t states) const {
     if (copies_[0].size() == 0) return;
     for (std::size_t s = 0; s <= states; ++s) {
-      ParameterBlock const& to = s == 0 ? own.values[0] : own.states[s - 1];
+      ParameterBlock const& to = own.lasting(s);
       own.memory->upload(*own.memory, to.data(), copies_[s].data(), to.size());
     }
   }

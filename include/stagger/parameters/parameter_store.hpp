@@ -15,7 +15,6 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
-#include <stagger/parameters/detail/block_pool.hpp>
 #include <stagger/parameters/detail/snapshots.hpp>
 #include <stagger/parameters/detail/store_history.hpp>
 #include <stagger/parameters/detail/store_values.hpp>

@@ -265,7 +265,7 @@ TEST_CASE("collective/RemoteLink: nothing is repeated a second time", "[collecti
                 {.kind = Kind::joined,
                  .layer = 2,
                  .rounds = 1,
-                 .number = server.in_process->layers().run(),
+                 .number = server.in_process->layers().record().run,
                  .bytes = sizeof(double)},
                 std::as_bytes(std::span(&factor, 1)));
   a.wire->carry_all();

@@ -31,7 +31,6 @@ class Snapshots {
 
   /// Rounds that were added.
   [[nodiscard]] std::uint32_t rounds() const noexcept { return rounds_; }
-  [[nodiscard]] std::size_t size() const noexcept { return kept_.size(); }
   struct Snapshot {
     std::size_t version = 0;   // number of the layer's version
     std::uint32_t pushes = 0;  // pushes of all workers that it contains

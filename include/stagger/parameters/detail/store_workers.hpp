@@ -14,11 +14,42 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
-#include <stagger/parameters/detail/block_pool.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::detail {
+
+/// Copies of waiting pushes, in memory that is reused.
+class BlockPool {
+ public:
+  explicit BlockPool(std::size_t bytes) : bytes_(bytes) {}
+
+  /// Makes sure that `count` blocks can be in use without further allocations.
+  [[gnu::cold]] void reserve(std::size_t count) {
+    spare_.reserve(count);
+    for (; made_ < count; ++made_) spare_.emplace_back().make(nullptr, bytes_);
+  }
+  /// @param from  values of one block; if a part is given, only that part is copied
+  [[nodiscard]] ParameterBlock filled(std::byte const* from, ByteRange part = {}) {
+    if (spare_.empty()) reserve(made_ + 1);
+    ParameterBlock block = std::move(spare_.back());
+    spare_.pop_back();
+    std::size_t const last = std::min(part.last, bytes_);
+    if (bytes_ != 0) std::memcpy(block.data() + part.first, from + part.first, last - part.first);
+    return block;
+  }
+  /// Likewise into a block that may be in use already.
+  void fill(ParameterBlock& block, std::byte const* from, ByteRange part) {
+    if (block.size() != 0) give_back(std::move(block));
+    block = filled(from, part);
+  }
+  void give_back(ParameterBlock block) { spare_.push_back(std::move(block)); }
+
+ private:
+  std::size_t bytes_;
+  std::size_t made_ = 0;
+  List<ParameterBlock> spare_;
+};
 
 struct StoreWorker {
   static constexpr std::size_t most_reserved = 1024;  ///< waiting pushes, without their values
@@ -72,13 +103,6 @@ struct StoreWorker {
     before = added;
     from = rounds;
   }
-  /// For Adds::in_turn: keeps the values of the worker's next answer.
-  /// @param contains  pushes of all workers
-  void answer_with(std::byte const* values, std::size_t bytes, std::uint32_t contains) {
-    if (answer.size() != bytes) answer.make(nullptr, bytes);
-    if (bytes != 0) std::memcpy(answer.data(), values, bytes);
-    answer_contains = contains;
-  }
   /// Writes or reads everything but the pushes that lack their late part.
   /// @param file   a StateWriter or a StateReader
   /// @param bytes  of a push
@@ -129,7 +153,9 @@ class StoreWorkers {
   /// @param all  pushes of all workers in them
   void keep_answer(int worker, std::byte const* values, std::size_t bytes, std::uint32_t all) {
     StoreWorker& own = workers_[worker];
-    own.answer_with(values, bytes, all);
+    if (own.answer.size() != bytes) own.answer.make(nullptr, bytes);
+    if (bytes != 0) std::memcpy(own.answer.data(), values, bytes);
+    own.answer_contains = all;
     own.answer_pushes.resize(size());
     for (int n = 0; n < static_cast<int>(size()); ++n) own.answer_pushes[n] = added_for(worker, n);
   }
