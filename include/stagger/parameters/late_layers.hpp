@@ -47,22 +47,16 @@ class ScoredLayer {
     ParameterView const* const views = layer_.views();
     for (std::size_t i = 0; i < layer_.count(); ++i) {
       void const* const value = views[version_ * layer_.count() + i].value;
-      if (layer_.declaration(i).type == ElementType::f32)
-        each_of<float>(views[i], value, visit);
-      else
-        each_of<double>(views[i], value, visit);
+      with_type(layer_.declaration(i).type, [&]<class T>() {
+        auto const* const gradients = static_cast<T const*>(views[i].gradient);
+        auto const* const values = static_cast<T const*>(value);
+        for (std::size_t e = 0; e < views[i].size; ++e)
+          visit(static_cast<double>(gradients[e]), static_cast<double>(values[e]));
+      });
     }
   }
 
  private:
-  template <class T, class Visit>
-  static void each_of(ParameterView const& view, void const* value, Visit& visit) {
-    auto const* const gradients = static_cast<T const*>(view.gradient);
-    auto const* const values = static_cast<T const*>(value);
-    for (std::size_t i = 0; i < view.size; ++i)
-      visit(static_cast<double>(gradients[i]), static_cast<double>(values[i]));
-  }
-
   LayerParameters const& layer_;
   std::size_t version_;
   std::int64_t step_;

@@ -353,14 +353,11 @@ class LayerParameters : public LayerMemory {
   /// @param to  a copy to whose gradients they are added; null: the first owner's
   void add(std::span<GradientCopy const* const> copies, ByteRange range = {},
            GradientCopy const* to = nullptr) {
-    for (std::size_t i = 0; i < count(); ++i) {
-      if (memory() != nullptr)
-        for (GradientCopy const* const copy : copies) add_there(i, *copy, range);
-      else if (declarations_[i].type == ElementType::f32)
-        add_gradients<float>(i, copies, elements<float>(i, range), to);
-      else
-        add_gradients<double>(i, copies, elements<double>(i, range), to);
-    }
+    for (std::size_t i = 0; i < count(); ++i)
+      with_type(declarations_[i].type, [&]<class T>() {
+        if (memory() == nullptr) return add_gradients<T>(i, copies, elements<T>(i, range), to);
+        for (GradientCopy const* const copy : copies) add_there(i, *copy, elements<T>(i, range));
+      });
   }
 
   /// Sum of squares of a parameter's gradient: one sum per parameter, so that any cut adds the
@@ -369,13 +366,12 @@ class LayerParameters : public LayerMemory {
   /// @param range  part of the layer: continues the sum of the elements before it
   void sum_squares(std::size_t i, double* sums = nullptr, ByteRange range = {}) {
     if (memory() != nullptr)
-      memory()->sum_squares(*memory(), declarations_[i].type, views_[i].gradient, views_[i].size,
-                            sums + i);
-    else if (double const before = range.first > offsets_[i] ? square_sums_[i] : 0;
-             declarations_[i].type == ElementType::f32)
-      square_sums_[i] = sum_squares_of<float>(views_[i], elements<float>(i, range), before);
-    else
-      square_sums_[i] = sum_squares_of<double>(views_[i], elements<double>(i, range), before);
+      return memory()->sum_squares(*memory(), declarations_[i].type, views_[i].gradient,
+                                   views_[i].size, sums + i);
+    double const before = range.first > offsets_[i] ? square_sums_[i] : 0;
+    with_type(declarations_[i].type, [&]<class T>() {
+      square_sums_[i] = sum_squares_of<T>(views_[i], elements<T>(i, range), before);
+    });
   }
   void sum_squares() {
     for (std::size_t i = 0; i < count(); ++i) sum_squares(i);
@@ -391,10 +387,9 @@ class LayerParameters : public LayerMemory {
   template <OptimizerPolicy O> void change(O const& optimizer, UpdateStep const& step) noexcept;
 
  private:
-  [[gnu::cold]] void add_there(std::size_t i, GradientCopy const& copy, ByteRange range) {
+  [[gnu::cold]] void add_there(std::size_t i, GradientCopy const& copy, ByteRange elements) {
     std::size_t const each = element_bytes(declarations_[i].type);
-    auto const [first, last] =
-        each == sizeof(float) ? elements<float>(i, range) : elements<double>(i, range);
+    auto const [first, last] = elements;
     if (first >= last) return;
     memory()->add(*memory(), declarations_[i].type,
                   static_cast<std::byte*>(views_[i].gradient) + first * each,
@@ -448,12 +443,10 @@ class LayerParameters : public LayerMemory {
 
 template <OptimizerPolicy O>
 void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcept {
-  for (std::size_t i = 0; i < count(); ++i) {
-    if (declarations_[i].type == ElementType::f32)
-      optimizer.update(view<float>(i, step), step.gradient_scale, step.number);
-    else
-      optimizer.update(view<double>(i, step), step.gradient_scale, step.number);
-  }
+  for (std::size_t i = 0; i < count(); ++i)
+    with_type(declarations_[i].type, [&]<class T>() {
+      optimizer.update(view<T>(i, step), step.gradient_scale, step.number);
+    });
   if (step.copy != nullptr)
     step.copy->zero();
   else
@@ -483,12 +476,9 @@ void change_of(O const& optimizer, OptimizerView<T> view, UpdateStep const& step
 
 template <OptimizerPolicy O>
 void LayerParameters::change(O const& optimizer, UpdateStep const& step) noexcept {
-  for (std::size_t i = 0; i < count(); ++i) {
-    if (declarations_[i].type == ElementType::f32)
-      change_of(optimizer, view<float>(i, step), step);
-    else
-      change_of(optimizer, view<double>(i, step), step);
-  }
+  for (std::size_t i = 0; i < count(); ++i)
+    with_type(declarations_[i].type,
+              [&]<class T>() { change_of(optimizer, view<T>(i, step), step); });
   blocks_.gradients.zero();
 }
 

@@ -34,6 +34,11 @@ struct ParameterDeclaration {
   void (*fill)(ParameterDeclaration const&, void* values) = nullptr;
 };
 
+/// Calls body.operator()<T>() with the type of the elements for T.
+template <class Body> void with_type(ElementType type, Body body) {
+  type == ElementType::f32 ? body.template operator()<float>() : body.template operator()<double>();
+}
+
 /// What the parameters of a layer are, and where each lies in the layer's memory.
 class LayerShape {
  public:
@@ -204,10 +209,9 @@ class LayerShape {
     for (std::size_t i = 0; i < count(); ++i) {
       auto const [first, last] = within(i, part);
       std::size_t const at = offsets_[i] + first;
-      if (declarations_[i].type == ElementType::f32)
-        each_of<float>((last - first) / sizeof(float), add, sum + at, source + at...);
-      else
-        each_of<double>((last - first) / sizeof(double), add, sum + at, source + at...);
+      std::size_t const bytes = last - first;
+      with_type(declarations_[i].type,
+                [&]<class T>() { each_of<T>(bytes / sizeof(T), add, sum + at, source + at...); });
     }
   }
 

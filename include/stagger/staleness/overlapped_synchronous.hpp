@@ -142,18 +142,15 @@ template <class Policy> struct LateCallsOf {
   template <class Body>
   static void each(LayerParameters const& layer, std::byte* kept, ByteRange part, Body body) {
     for (std::size_t i = 0; i < layer.count(); ++i) {
-      auto const [first, last] = layer.within(i, part);
+      ByteRange const within = layer.within(i, part);
+      std::size_t const first = within.first;
       std::byte* const there = kept == nullptr ? nullptr : kept + layer.range(i).first + first;
       auto* const newer = static_cast<std::byte*>(layer.views()[i].value) + first;
       auto* const older = static_cast<std::byte*>(layer.views()[layer.count() + i].value) + first;
-      auto const of = [&]<class T>(T*) {
+      with_type(layer.declaration(i).type, [&]<class T>() {
         body(reinterpret_cast<T*>(newer), reinterpret_cast<T*>(older), reinterpret_cast<T*>(there),
-             (last - first) / sizeof(T));
-      };
-      if (layer.declaration(i).type == ElementType::f32)
-        of(static_cast<float*>(nullptr));
-      else
-        of(static_cast<double*>(nullptr));
+             within.size() / sizeof(T));
+      });
     }
   }
   static constexpr LateCalls calls{
