@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The server's end of a connection with a worker in another process, over any transport.
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -224,13 +223,9 @@ class ServerConnection final : public MessageEnd {
   [[gnu::cold]] void finish_join() {
     JoinRequest const& request = joining_->request();
     WorkerRules const rules = joining_->rules(rules_);
-    std::size_t largest = 0;
-    for (LayerParameters const& layer : request.layers) {
-      sizes_.push_back(layer.bytes_of_values());
-      largest = std::max(largest, layer.bytes_of_values());
-    }
-    received_.make(nullptr, largest);
+    for (LayerParameters const& layer : request.layers) sizes_.push_back(layer.bytes_of_values());
     answers_.reset(sizes_, rules.adds, server_->workers());
+    received_.make(nullptr, answers_.values().size());
     late_ = rules.late != nullptr;
     std::size_t const choice_bytes =
         request.in_parts ? sizes_.size() * sizeof(double) : (sizes_.size() + 7) / 8;

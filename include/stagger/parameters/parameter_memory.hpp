@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <new>
 #include <span>
 #include <utility>
 
@@ -55,10 +54,10 @@ class ParameterBlock {
   /// @param memory  null: the host's
   [[gnu::cold]] [[gnu::noinline]] void make(ParameterMemory const* memory, std::size_t bytes) {
     release();
-    if (bytes != 0) {
-      data_ = static_cast<std::byte*>(memory != nullptr ? memory->allocate(*memory, bytes)
-                                                        : make_on_host(bytes));
-    }
+    if (bytes != 0)
+      data_ = static_cast<std::byte*>(memory != nullptr
+                                          ? memory->allocate(*memory, bytes)
+                                          : std::memset(aligned_memory(bytes).release(), 0, bytes));
     memory_ = memory;
     size_ = bytes;
   }
@@ -111,9 +110,6 @@ class ParameterBlock {
   }
 
  private:
-  static void* make_on_host(std::size_t bytes) {
-    return std::memset(aligned_memory(bytes).release(), 0, bytes);
-  }
   [[gnu::cold]] [[gnu::noinline]] void release() noexcept {
     if (data_ == nullptr) return;
     if (memory_ != nullptr)

@@ -55,13 +55,9 @@ class Snapshots {
   /// @return its version
   std::size_t add(std::uint32_t pushes, bool partial = false) {
     partial_ = partial;
-    std::size_t slot = 0;
-    if (free_.empty()) {
-      slot = new_slot();
-    } else {
-      slot = free_.back();
-      free_.pop_back();
-    }
+    if (free_.empty()) free_.push_back(new_slot());
+    std::size_t const slot = free_.back();
+    free_.pop_back();
     kept_.push_back({slot, pushes});
     ++rounds_;
     return slot;

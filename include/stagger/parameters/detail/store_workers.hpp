@@ -79,6 +79,10 @@ struct StoreWorker {
   [[nodiscard]] bool may_push() const noexcept {
     return std::min<std::size_t>(waiting.size(), pushes - start) < most_ahead;
   }
+  /// How many of its pushes have been added.
+  [[nodiscard]] std::uint32_t added() const noexcept {
+    return pushes - static_cast<std::uint32_t>(waiting.size());
+  }
   /// Whether something that it has pushed is not added.
   [[nodiscard]] bool waits() const noexcept { return !waiting.empty() || begun.size() != 0; }
   /// @param streams  streams that all workers have ended
@@ -140,14 +144,10 @@ class StoreWorkers {
   [[nodiscard]] StoreWorker* begin() noexcept { return workers_.begin(); }
   [[nodiscard]] StoreWorker* end() noexcept { return workers_.end(); }
 
-  /// How many pushes of a worker have been added.
-  [[nodiscard]] std::uint32_t added(int worker) const {
-    return workers_[worker].pushes - static_cast<std::uint32_t>(workers_[worker].waiting.size());
-  }
   /// How many pushes of a worker the newest weights contain, for another worker or itself:
   /// `all_rounds` of another whose stream has ended.
   [[nodiscard]] std::uint32_t added_for(int worker, int of) const noexcept {
-    return of != worker && workers_[of].ended ? all_rounds : added(of);
+    return of != worker && workers_[of].ended ? all_rounds : workers_[of].added();
   }
   /// For Adds::in_turn: keeps the newest values for a worker's next answer, and what they contain.
   /// @param all  pushes of all workers in them
@@ -196,9 +196,7 @@ class StoreWorkers {
     return few == unlimited ? none : few;
   }
   [[nodiscard]] bool have_added(std::uint32_t pushes) const noexcept {
-    return least(unlimited, [](auto const& each) {
-             return each.pushes - static_cast<std::uint32_t>(each.waiting.size());
-           }) >= pushes;
+    return least(unlimited, [](auto const& each) { return each.added(); }) >= pushes;
   }
 
   /// The next round if it is complete; otherwise a round without pushes.
