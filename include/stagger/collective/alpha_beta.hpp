@@ -6,7 +6,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <string>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/math.hpp>

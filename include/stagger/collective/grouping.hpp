@@ -3,7 +3,6 @@
 /// @file   The list of all grouping policies, and the choice of one by its name.
 
 #include <charconv>
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <variant>

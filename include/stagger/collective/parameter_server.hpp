@@ -14,7 +14,6 @@
 
 #include <stagger/collective/policy.hpp>
 #include <stagger/collective/server_in_process.hpp>
-#include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>

@@ -22,7 +22,6 @@
 #include <stagger/collective/detail/server_layers.hpp>
 #include <stagger/collective/server_options.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_store.hpp>

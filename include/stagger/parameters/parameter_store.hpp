@@ -13,7 +13,6 @@
 #include <utility>
 
 #include <stagger/core/index_range.hpp>
-#include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/parameters/detail/snapshots.hpp>
 #include <stagger/parameters/detail/store_history.hpp>
@@ -21,7 +20,6 @@
 #include <stagger/parameters/detail/store_workers.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
-#include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::detail {
 

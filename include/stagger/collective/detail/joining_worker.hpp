@@ -2,12 +2,10 @@
 #pragma once
 /// @file   A worker in another process that has not joined the parameter server yet.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include <stagger/collective/detail/join_request.hpp>
 #include <stagger/collective/detail/same_workers.hpp>

@@ -7,10 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <span>
-#include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>

@@ -12,7 +12,6 @@
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
-#include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/parameters/version_tag.hpp>
 

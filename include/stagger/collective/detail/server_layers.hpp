@@ -12,7 +12,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <stagger/collective/detail/clients.hpp>
 #include <stagger/collective/detail/durable_folder.hpp>

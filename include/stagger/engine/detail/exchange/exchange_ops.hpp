@@ -3,7 +3,6 @@
 /// @file   The calls by which the engine exchanges parameters with a server. They are virtual, so
 ///         that a pipeline without a server compiles none of what they do.
 
-#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>

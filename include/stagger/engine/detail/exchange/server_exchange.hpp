@@ -23,7 +23,6 @@
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/program/exchange_rules.hpp>
 #include <stagger/program/program.hpp>
-#include <stagger/program/versions.hpp>
 
 namespace stagger::detail {
 
