@@ -38,7 +38,10 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
 
   [[gnu::cold]] void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
                           ParameterListener& listener) override {
-    require_possible(rules);
+    if (session_.connected())
+      raise(Errc::bad_configuration, "worker ", worker_,
+            " trains already; give each pipeline a worker of its own");
+    require_remote(worker_, rules);
     layers_ = FixedArray<RemoteLayer>(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l) layers_[l].make(layers[l].values());
     if (rules.late != nullptr) scores_.resize(layers.size());
@@ -165,12 +168,6 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     session_.send(lock, stream_.begin(failures));
   }
 
-  void require_possible(WorkerRules const& rules) const {
-    if (session_.connected())
-      raise(Errc::bad_configuration, "worker ", worker_,
-            " trains already; give each pipeline a worker of its own");
-    require_remote(worker_, rules);
-  }
   // Called by the transport.
 
   std::span<std::byte> payload_buffer(Message const& message) override {
