@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Everything that a program needs to train, using only the standard library. Reports
-///         (stagger/report/), collectives (stagger/collective/) and the catalog of all schedules
-///         (stagger/schedule/) have headers of their own.
+/// @file   Everything that a program needs to train, using only the standard library. Everything
+///         else has a header of its own: further schedules, partitioners and staleness models,
+///         reports, planners, checkpoints, replicas, parameter servers, MPI and GPUs.
 
 #include <stagger/core/requirements.hpp>  // first: its sentences come before any other error
 

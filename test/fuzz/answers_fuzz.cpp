@@ -74,7 +74,7 @@ class Replayed final : public Wire {
       while (end.next(message, payload))
         if (payload.size() != message.bytes) wrong("a message has another length");
       if (at_ == text_.size())
-        sg::raise(sg::Errc::io, "the server has ended the connection; see whether it runs");
+        sg::raise(sg::Errc::io, "the server has ended the connection; check whether it runs");
       std::size_t const next = end_of_frame(text_, at_);
       std::size_t left = (next == std::string::npos ? text_.size() : next) - at_;
       if (next != std::string::npos) {

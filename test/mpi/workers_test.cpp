@@ -899,7 +899,7 @@ TEST_CASE("mpi/ParameterServer: refuses workers that differ, and what cannot be"
                         Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
     REQUIRE_THROWS_WITH(server.worker(2), Catch::Matchers::Contains("no worker 2"));
     if (process() == 0)
-      REQUIRE_THROWS_WITH(server.serve(), Catch::Matchers::Contains("let its trainer go"));
+      REQUIRE_THROWS_WITH(server.serve(), Catch::Matchers::Contains("destroy its trainer"));
     MPI_Barrier(MPI_COMM_WORLD);
   }
   REQUIRE_THROWS_WITH(server.serve(),

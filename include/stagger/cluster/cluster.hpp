@@ -147,7 +147,7 @@ constexpr void require_cluster(Cluster const& cluster) {
     };
     if (!stagger::detail::math::finite_and_not_negative(device.speed) || !(device.speed > 0))
       refuse("speed", device.speed, "; give a finite number above 0");
-    if (device.memory_bytes == 0) refuse("memory_bytes", 0, "; give its bytes");
+    if (device.memory_bytes == 0) refuse("memory_bytes", 0, "; give a number above 0");
     if (device.node < before || device.node >= cluster.nodes())
       refuse("node", device.node,
              "; nodes are numbered from 0, each with its link, and devices stand in their order");

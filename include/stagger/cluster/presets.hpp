@@ -79,7 +79,7 @@ inline constexpr double ethernet_10 = 1.25e9;
   return result;
 }
 
-/// True if the name is, or is meant to be, one of the presets: `dapple-a:SxN` (S servers of N),
+/// Whether the name is, or looks like, one of the presets: `dapple-a:SxN` (S servers of N),
 /// `dapple-b:S`, `dapple-c:S`, `hetpipe`.
 [[nodiscard]] inline bool is_preset(std::string_view name) {
   return name == "hetpipe" || name.substr(0, 7) == "dapple-";

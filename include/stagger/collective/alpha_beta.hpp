@@ -59,7 +59,7 @@ struct CostLine {
 struct Link {
   double alpha_s = 0;           ///< start-up of one message
   double beta_s_per_byte = 0;   ///< transfer
-  double gamma_s_per_byte = 0;  ///< adding received values: a quarter of the time per float
+  double gamma_s_per_byte = 0;  ///< adding received values: a quarter of the time to add one float
 };
 
 /// The cost of an all-reduce. The default, slices, sends as much as the ring.

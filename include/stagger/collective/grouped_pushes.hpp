@@ -15,10 +15,10 @@
 
 namespace stagger::collective {
 
-/// Collective policy: a worker of a parameter server that pushes the layers of a stage in the groups
-/// that a grouping policy chooses, each as soon as the stage's last backward has come so far, and
-/// asks for their new weights. So the exchange hides behind the backward that still runs. Without
-/// it a step pushes all layers when all of its gradients are there.
+/// Collective policy: a worker of a parameter server that pushes the layers of a stage in the
+/// groups that a grouping policy chooses, each as soon as the stage's last backward has come so
+/// far, and asks for their new weights. So the exchange hides behind the backward that still runs.
+/// Without it a step pushes all layers when all of its gradients are there.
 ///
 /// A grouping that uses times is given medians: after one warm-up step each layer is a group of its
 /// own for `measured_steps` steps, in which its backward is timed. The groups hold from the next

@@ -54,8 +54,8 @@ namespace detail {
 
 constexpr void require_backward(Backward const& b, CostLine cost) {
   if (b.backward_s.size() != b.gradient_bytes.size())
-    raise(Errc::bad_data, b.backward_s.size(), " backward times, but ", b.gradient_bytes.size(),
-          " gradients; give one of each per layer");
+    raise(Errc::bad_data, "there are ", b.backward_s.size(), " backward times, but ",
+          b.gradient_bytes.size(), " gradients; give one of each per layer");
   require_cost("the forward time", b.forward_s);
   require_cost("the start-up", cost.startup_s);
   require_cost("the time per byte", cost.per_byte_s);

@@ -115,7 +115,7 @@ static_assert(sizeof(Message) == 32);
 [[noreturn]] inline void refuse_message(Message const& message, char const* reason) {
   raise(Errc::bad_data, "a message of kind ", static_cast<int>(message.kind), ", layer ",
         message.layer, " and ", message.bytes, " bytes ", reason,
-        "; let both ends run one version of one program");
+        "; run the same version of the program at both ends");
 }
 
 /// Messages that wait to be sent. Its capacity is enough for any two ends that follow the protocol.
@@ -157,8 +157,8 @@ class MessageEnd {
   /// @return [message.bytes]
   /// @throws Error  bad_data for a message that violates the protocol; the connection ends
   virtual std::span<std::byte> payload_buffer(Message const& message) = 0;
-  /// A part of a payload has arrived and is still in a cache. A transport calls this for all parts in
-  /// order, or for none; those that others follow end at a multiple of 64 bytes.
+  /// A part of a payload has arrived and is still in a cache. A transport calls this for all parts
+  /// in order, or for none; those that others follow end at a multiple of 64 bytes.
   virtual void part_received(Message const& /*message*/, stagger::detail::ByteRange /*part*/) {}
   /// A message has arrived, with its payload in `payload_buffer`.
   /// @throws Error  likewise
@@ -218,7 +218,7 @@ class Connector {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
   }
-  /// Waits for `changed` for at most so many seconds; it may return earlier.
+  /// Waits for `changed` for at most this many seconds; it may return earlier.
   virtual void wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
                     double most_s) const {
     changed.wait_for(lock, std::chrono::duration<double>(most_s));

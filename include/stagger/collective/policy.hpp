@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The collective axis: how gradients are combined, over the replicas of a stage or with the
-///         other workers of a parameter server.
+/// @file   The collective axis: how gradients are combined, over the replicas of a stage or with
+///         the other workers of a parameter server.
 ///
 /// Where `Options::replicas` gives a stage to several ranks, each has the gradients of its own rows
 /// after the last backward of a step. The collective decides which layers' gradients are added up
@@ -26,9 +26,9 @@
 /// What is called, and when: `groups(backward, line)` is called once for each stage, between two
 /// steps, whenever groups are decided. With `measured_steps` 0 that is before the first step, and
 /// all times are 0. Otherwise it is after one warm-up step and `measured_steps` further steps, or
-/// twice as many if all layers have the same size; `renew_every` steps later, measuring begins again.
-/// If several processes share a pipeline, one of them is asked, or all are given the same times.
-/// The other members are read once, by `Pipeline::with`.
+/// twice as many if all layers have the same size; `renew_every` steps later, measuring begins
+/// again. If several processes share a pipeline, one of them is asked, or all are given the same
+/// times. The other members are read once, by `Pipeline::with`.
 ///
 /// What the engine promises in return: every group is added up once in each step, as soon as all
 /// holders have its gradients, and before any update; the step fails as a whole if a holder does

@@ -279,7 +279,7 @@ class ServerConnection final : public MessageEnd {
   double change_factor_ = 1;      // of the worker
   List<std::size_t> sizes_;       // [layers] bytes of the values
   ParameterBlock received_;       // a push
-  std::size_t finite_bytes_ = 0;  // so many of it are known to be finite
+  std::size_t finite_bytes_ = 0;  // how many of them are known to be finite
   WorkerAnswers answers_;
   WorkerOutbox outbox_{4};
 };

@@ -61,7 +61,7 @@ using stagger::detail::ParameterListener;
   if (failures > heard && failures - heard > most_missed)
     raise(Errc::bad_data, "worker ", worker, " says that ", failures,
           " of its streams have failed, where the server has heard of ", heard,
-          "; let both ends run one version of one program");
+          "; run the same version of the program at both ends");
   return failures;
 }
 

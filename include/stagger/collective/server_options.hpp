@@ -43,7 +43,7 @@ struct ServerOptions {
 
 namespace detail {
 
-/// Of one server. A worker in another process makes room for what it is told of so many.
+/// Most workers of one server; a worker in another process allocates tables for at most this many.
 inline constexpr int most_workers = 1 << 16;
 
 /// @throws Error  bad_configuration for options that are out of range or exclude each other

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The algorithms on iterators. libstdc++'s <algorithm> also includes those on ranges, which
-///         every pipeline would have to compile.
+/// @file   The algorithms on iterators. libstdc++'s <algorithm> also includes those on ranges,
+///         which every pipeline would have to compile.
 
 #include <stagger/core/requirements.hpp>
 

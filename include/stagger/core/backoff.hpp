@@ -40,7 +40,7 @@ class Backoff {
 };
 
 /// Waits until `done()` is true.
-/// @return false if it is not true after so many seconds
+/// @return false if it is not true after this many seconds
 template <class Done>
 [[nodiscard]] bool wait_until(Done done, double seconds, Backoff backoff = Backoff()) {
   for (; !done(); backoff.pause())

@@ -17,7 +17,8 @@ namespace stagger {
 
 /// A value whose rows consist of columns, the features of a layer.
 ///  - `columns()`: how many each row has
-///  - `resize_block(like, block)`: gives this value so many rows and columns, of the same kind as
+///  - `resize_block(like, block)`: gives this value the block's rows and columns, of the same kind
+/// as
 ///    those of another value `like`; their contents are unspecified
 ///  - `copy_block(at, from, first, size)`: copies to `at` the block of another value that begins at
 ///    row `first.rows` and column `first.columns`
@@ -44,8 +45,8 @@ template <ColumnSplittable T> struct Columns<T> {
   static void copy(T& to, Block at, T const& from, Block first, Block size) {
     to.copy_block(at, from, first, size);
   }
-  /// Takes so many rows of each source, in order, so few at a time that they stay in a cache until
-  /// all sources have been there.
+  /// Takes this many rows of each source, in order, so few at a time that they stay in a cache
+  /// until all sources have been there.
   static void take(T& to, std::size_t at, std::size_t rows, BlockSource const* sources,
                    std::size_t count) {
     constexpr std::size_t few = 16;
@@ -79,7 +80,7 @@ template <class U> struct Columns<Tensor<U>> {
     BlockSource const source{&from, first, at.columns, size.columns, false};
     take(to, at.rows, size.rows, &source, 1);
   }
-  /// Takes so many rows of each source, in order: row by row, so that memory is written from its
+  /// Takes this many rows of each source, in order: row by row, so that memory is written from its
   /// beginning to its end, and terms are read and their sum written in one go.
   /// @pre count <= BlockSource::most
   static void take(Tensor<U>& to, std::size_t at, std::size_t rows, BlockSource const* sources,

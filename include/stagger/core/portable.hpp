@@ -45,7 +45,7 @@ class ByteReader {
   void take(void* to, std::size_t count) {
     if (count > left_)
       raise(Errc::mismatch, "a message of another process ends ", count - left_,
-            " bytes early; start all processes with one program");
+            " bytes early; start all processes with the same program");
     if (count == 0) return;
     std::memcpy(to, next_, count);
     next_ += count;

@@ -22,6 +22,6 @@
 
 #if (defined(__FAST_MATH__) || __FINITE_MATH_ONLY__) && !defined(STAGGER_ALLOW_FAST_MATH)
 #error \
-    "stagger: equal bits are promised and infinities are noticed, -ffast-math and -ffinite-math-only take both away: compile without them, or define STAGGER_ALLOW_FAST_MATH to do without the promise"
+    "stagger: -ffast-math and -ffinite-math-only break bit-identical results and checks for NaN: compile without them, or define STAGGER_ALLOW_FAST_MATH to give up both"
 #include <compile without -ffast-math>
 #endif

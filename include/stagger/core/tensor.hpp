@@ -20,7 +20,7 @@ namespace stagger {
 namespace detail {
 [[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_extents(std::size_t count) {
   raise(Errc::bad_configuration, "a Tensor of ", count,
-        " extents cannot be made; give at most 4, such as the product of the last ones");
+        " extents cannot be made; give at most 4, for instance by merging the last ones");
 }
 
 /// The extents of a tensor, and its number of elements.
@@ -119,7 +119,7 @@ template <class T = float> class Tensor : public detail::TensorShape {
   /// Takes the extents of another tensor.
   void resize_like(TensorShape const& other) { take(other); }
 
-  /// Resizes to so many rows of the same shape as another tensor's rows.
+  /// Resizes to this many rows of the same shape as another tensor's rows.
   void resize_rows(Tensor const& like, std::size_t rows) { take(like.with_rows(rows)); }
   /// Rows [at, at + count) become rows [first, first + count) of another tensor, of equal shape.
   void copy_rows(std::size_t at, Tensor const& from, std::size_t first,

@@ -49,7 +49,7 @@ namespace detail {
   cudaError_t const result = cudaGetDeviceCount(&count);
   if (result == cudaErrorInsufficientDriver) {
     static_cast<void>(cudaGetLastError());
-    raise(result, "the CUDA driver speaks version ", driver / 1000, ".", driver % 1000 / 10,
+    raise(result, "the CUDA driver supports version ", driver / 1000, ".", driver % 1000 / 10,
           " and this program was built for ", CUDART_VERSION / 1000, ".",
           CUDART_VERSION % 1000 / 10, ": update the driver, or build with an older toolkit");
   }

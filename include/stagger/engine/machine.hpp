@@ -174,8 +174,8 @@ class Machine : public StepStatus {
           one.range);
   }
 
-  /// Carries out an instruction that is not an action of a table: `hand_in`, `finish` or `update`
-  /// at the end of a step, or what replicas do between actions and instead of their last backward.
+  /// Carries out an instruction that is not an action of the table: the end of a step, an update or
+  /// exchange of one stage, or what replicas do.
   [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
     if (in.op == Op::finish)
       finish(rank.number);

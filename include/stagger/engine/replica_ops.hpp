@@ -59,7 +59,7 @@ struct RowSource {
   std::size_t member = 0;             // the taker
   std::size_t members = 1;            // of its group
 
-  /// The columns that are taken of a value with so many.
+  /// The columns that are taken of a value with this many.
   [[nodiscard]] IndexRange columns(std::size_t all) const noexcept {
     if (shares != 0) return features_of(share, shares, all);
     return has != 0 ? of : IndexRange{0, all};
@@ -146,7 +146,7 @@ struct ReplicaOps {
 /// The engine's functions for groups, by address, so that a pipeline without groups does not
 /// compile them.
 struct GroupOps {
-  /// Divides the layers; null if no layer is worth splitting.
+  /// Divides the layers; `table_stages` of the result is 0 if no layer is worth splitting.
   std::shared_ptr<Grouped const> (*divide)(Setup const&, List<Layer>&);
   schedule::Table (*table)(Grouped const&, schedule::Table const&, Replicas const&);
   Sections const& (*sections)(Grouped const&);

@@ -36,8 +36,9 @@ struct ReplicaChecks {
               "; give each replica a positive one, and at most ", most_total, " together");
     if (!synchronous)
       raise(Errc::bad_configuration,
-            "replicas add up their gradients before all update, which an asynchronous staleness "
-            "model does not wait for; leave Options::replicas out, or use staleness::Synchronous");
+            "replicas add up their gradients before any of them updates, which an asynchronous "
+            "staleness model does not wait for; leave Options::replicas out, or use "
+            "staleness::Synchronous");
   }
 
   static void require_rows_of(SlotType const& input, int layer) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The interface that `Trainer` uses of a machine and its back end. It depends on neither,
-///         so that a device can be compiled once for many translation units.
+/// @file   The interface through which `Trainer` uses a machine and its back end. It depends on
+///         neither, so that a device can be compiled once for many translation units.
 
 #include <cstddef>
 #include <cstdint>
@@ -54,14 +54,14 @@ class Session : public StepOwner {
   virtual Visited visit_parameters(int to, ParameterVisit const& visit) = 0;
   virtual void gather_parameters(int to) = 0;
 
-  /// The program for so many microbatches; it is laid out on the first call.
+  /// The program for this many microbatches; it is laid out on the first call.
   /// @throws Error  bad_configuration for 0, or for a number that the schedule does not allow
   virtual std::shared_ptr<Program const> program(std::size_t microbatches, bool training) = 0;
   /// The training program, which is kept until the next call.
   [[nodiscard]] Program const& shown_program(std::size_t microbatches) {
     return *(shown_ = program(microbatches, true));
   }
-  /// Makes the training program for so many microbatches the next one to run.
+  /// Makes the training program for this many microbatches the next one to run.
   virtual void make_ready(std::size_t microbatches) = 0;
 
   /// @throws Error  bad_configuration while a step runs

@@ -61,9 +61,9 @@ struct ColumnOps {
   std::size_t (*count)(void const*);
   void (*resize)(void* to, void const* like, Block);
   void (*copy)(void* to, Block at, void const* from, Block first, Block size);
-  /// Takes so many rows of each source, in order, to the row `at` and those after it.
+  /// Takes this many rows of each source, in order, to the row `at` and those after it.
   void (*take)(void* to, std::size_t at, std::size_t rows, BlockSource const*, std::size_t count);
-  std::uint64_t (*bytes)(void const*, Block);  // bytes of a block of so many rows and columns
+  std::uint64_t (*bytes)(void const*, Block);  // bytes of a block with these rows and columns
   /// Makes a layer that puts together what members have, and gives its functions.
   void* (*put_together)(PutShare const&);
   LayerOps const& (*put_together_ops)();

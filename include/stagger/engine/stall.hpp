@@ -17,9 +17,8 @@
 
 namespace stagger::detail {
 
-/// Determines by repeated looks at a counter whether it has not changed for a whole deadline. It
-/// counts looks instead of reading a clock: if the process is stopped for hours, that is only one
-/// look.
+/// Polls a counter to see whether it has stood still for a whole deadline. It counts polls, not
+/// time, so that a process that is suspended for hours loses only one.
 class StallDetector {
  public:
   /// @param deadline_s  > 0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A parameter server on a port, by Boost.Asio: workers of other processes join it over TCP.
+/// @file   A parameter server on a port, by Boost.Asio: workers of other processes join it over
+///         TCP.
 
 #if !__has_include(<boost/asio/ip/tcp.hpp>)
 #error \
@@ -249,7 +250,7 @@ class WorkerStream final : public collective::detail::Transport {
         std::chrono::duration<double>(options.deadline_s)));
     if (error)
       raise(Errc::io, "cannot connect with the parameter server at ", name, ": ", error.message(),
-            "; see whether it runs and listens there");
+            "; check whether it runs and listens there");
     context_.restart();
     stream_ = std::make_shared<AsioConnection>(
         std::move(socket), text("the parameter server at ", name), nullptr, options.deadline_s);

@@ -144,7 +144,8 @@ namespace stagger::host {
     Probe const& measured,
     int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) {
   if (threads < 1)
-    raise(Errc::bad_configuration, threads, " threads are no machine; use 1 or more");
+    raise(Errc::bad_configuration, "a machine of ", threads,
+          " threads cannot be probed; use 1 or more");
   long const pages = sysconf(_SC_PHYS_PAGES);
   long const page = sysconf(_SC_PAGESIZE);
   std::uint64_t const memory =

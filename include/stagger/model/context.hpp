@@ -180,7 +180,8 @@ class Context {
     std::size_t const* first_rows = nullptr;
     std::size_t first_column = 0;
   };
-  /// For engines: the same for each layer, [layers], if layers differ; null: as set_first_rows says.
+  /// For engines: the same for each layer, [layers], if layers differ; null: as set_first_rows
+  /// says.
   void set_layer_offsets(LayerOffset const* offsets) noexcept { layer_offsets_ = offsets; }
 
   /// For engines: scratch memory held, in bytes.

@@ -49,12 +49,14 @@ concept SplittableLayer = requires(L const& layer, int member, SplitBy by) {
 };
 
 /// A layer that members share by what lies between its input and its output: the hidden features of
-/// an MLP, or heads of attention. It is a SplittableLayer, and is asked for parts by SplitBy::hidden
-/// alone.
+/// an MLP, or heads of attention. It is a SplittableLayer, and is asked for parts by
+/// SplitBy::hidden alone.
 ///  - `hidden()`: how many of them there are
 ///  - `operations()`: multiplications of its forward, for a row
-///  - `part(member, members, by)`: the layer with those of `features_of(member, members, hidden())`.
-///    It takes all input features and gives terms of the output; its gradient of the input is terms,
+///  - `part(member, members, by)`: the layer with those of `features_of(member, members,
+/// hidden())`.
+///    It takes all input features and gives terms of the output; its gradient of the input is
+/// terms,
 ///    too. What is added once, such as the last bias, belongs to member 0.
 template <class L>
 concept HiddenSplittableLayer = SplittableLayer<L> && requires(L const& layer) {
@@ -65,7 +67,8 @@ concept HiddenSplittableLayer = SplittableLayer<L> && requires(L const& layer) {
 /// A layer that groups take as two: behind one that every member has, such as a normalisation, one
 /// that can be shared. So the gradient of the first is added up over the members before it computes
 /// that of its own parameters.
-///  - `divided()`: a std::pair of layers, which together do what the layer does, with its parameters
+///  - `divided()`: a std::pair of layers, which together do what the layer does, with its
+/// parameters
 ///    in its order. Both count as that layer: they have its number, and its random seeds; the first
 ///    does not ask for `Context::first_row()`.
 template <class L>

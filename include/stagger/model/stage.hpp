@@ -109,8 +109,8 @@ concept TiesParameters =
 /// @code
 ///     using Input = ...;     // default constructible and copyable
 ///     using Output = ...;    // likewise
-///     struct Saved { ... };  // likewise; optional; owned by the engine, one per microbatch in
-///     flight
+///     // Likewise; optional. The engine owns one for each microbatch in flight.
+///     struct Saved { ... };
 ///
 ///     void forward(Context&, Input const& x, Output& y, Saved&);
 ///

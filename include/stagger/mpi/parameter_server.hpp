@@ -312,9 +312,10 @@ class ParameterServer {
   ///         process has not left
   void serve() const {
     if (parts_->here.load() != 0)
-      raise(Errc::bad_configuration,
-            "a worker of this process has not left its parameter server; let its trainer go before "
-            "serve()");
+      raise(
+          Errc::bad_configuration,
+          "a worker of this process has not left its parameter server; destroy its trainer before "
+          "serve()");
     if (!parts_->layers.serves(parts_->connections->rank())) return;
     for (;;) {
       auto const [missing, present] = parts_->server->attendance();
@@ -322,7 +323,7 @@ class ParameterServer {
       std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - made_at_;
       if (missing >= 0 && waited.count() >= options_.join_deadline_s)
         raise(Errc::deadline, "worker ", missing, " has not joined the parameter server within ",
-              options_.join_deadline_s, " s; see whether its process lives");
+              options_.join_deadline_s, " s; check that its process is still running");
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }

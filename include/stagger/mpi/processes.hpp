@@ -132,7 +132,7 @@ class ProcessesBackend {
   detail::StepRun steps_;
   detail::Placement placement_{};
   detail::GroupingAgreement grouping_{world_, sums_, machine_, placement_};
-  detail::Placement wanted_{};  // while a program is loaded, that of it
+  detail::Placement wanted_{};  // of the program that is being loaded
   detail::Owners owners_{};
   bool prepares_ = false;  // instead of taking a step
   bool must_load_ = true;
@@ -144,8 +144,8 @@ class ProcessesBackend {
 /// Every process makes the same pipeline and takes the same steps with the same batches. A step
 /// that one process cannot begin, or that processes begin differently, fails in all of them; all
 /// can then take the next one. A process keeps the parameters of its own stages up to date; see
-/// Trainer::gather_parameters. Values that go from stage to stage are Portable. MPI is running
-/// while the pipeline lives: see Session.
+/// Trainer::gather_parameters. Values that go from stage to stage must be Portable. MPI must
+/// be running while the pipeline lives: see Session.
 ///
 /// @code
 ///     mpi::Session const session;
@@ -166,7 +166,7 @@ struct Processes {
                                        .shares_layers = true,
                                        .starts_together = true};
 
-  MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages
+  MPI_Comm processes = MPI_COMM_WORLD;  ///< duplicated; never used for messages itself
   double join_deadline_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
 
   /// How many places a placement policy may spread the ranks over: the processes. By default

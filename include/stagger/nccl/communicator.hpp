@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A communicator of NCCL that never blocks its thread for an unlimited time, its operations,
-///         and NCCL's names for element types and reductions.
+/// @file   A communicator of NCCL that never blocks its thread for an unlimited time, its
+///         operations, and NCCL's names for element types and reductions.
 
 #include <concepts>
 #include <cstddef>
@@ -103,7 +103,7 @@ class Operation {
   }
 
   /// @throws Error            as poll()
-  /// @throws stagger::Error   Errc::deadline after so many seconds; it may be waited for again
+  /// @throws stagger::Error   Errc::deadline after this many seconds; it may be waited for again
   void wait(double seconds) {
     if (!stagger::detail::wait_until([this] { return poll(); }, seconds)) expire(seconds);
   }
@@ -115,7 +115,7 @@ class Operation {
           what_, ": ",
           state.issued >= number_ ? "it is on the stream and the device has not finished it"
                                   : "NCCL has not enqueued it",
-          "; see whether every rank makes the same calls, or abort");
+          "; check whether every rank makes the same calls, or abort");
   }
 
  private:
@@ -325,7 +325,7 @@ class Communicator {
     state_->give_up();
   }
 
-  /// Waits for at most so many seconds. @return whether NCCL has returned from an abort
+  /// Waits for at most this many seconds. @return whether NCCL has returned from an abort
   [[nodiscard]] bool gone(double seconds) const {
     if (!state_ || !state_->aborted) return state_ == nullptr || state_->comm == nullptr;
     return stagger::detail::wait_until(

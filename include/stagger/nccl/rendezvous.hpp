@@ -103,7 +103,7 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
     if (info.end.left_ms() == 0)
       raise(Errc::deadline, "rank ", info.rank, " waited ", info.seconds, " s for rank 0 to write ",
             path, other ? ", which is another run's" : "",
-            "; see whether rank 0 was started and sees the same folder");
+            "; check whether rank 0 was started and sees the same folder");
   }
 }
 
@@ -126,12 +126,12 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
   bool const tcp = !launch.address.empty() && (options.port != 0 || launch.port != 0);
   if (!tcp && options.file.empty())
     raise(Errc::bad_configuration, launch.launcher,
-          " told no address of rank 0: set MASTER_ADDR and MASTER_PORT, give "
+          " gave no address of rank 0: set MASTER_ADDR and MASTER_PORT, give "
           "Rendezvous::file, or broadcast over MPI with nccl::invite(rank, broadcast)");
   std::string const& run = options.run.empty() ? launch.run : options.run;
   if (!tcp && run.empty())
     raise(Errc::bad_configuration, launch.launcher,
-          " told no name of the run, by which ranks know ", options.file,
+          " gave no name of the run, by which ranks know ", options.file,
           " from that of an earlier run; set Rendezvous::run to a name that is new each time");
   auto const ports = detail::ports_of(launch, options);
   // The address is not compared: rank 0's machine may be localhost for one rank and have a name for

@@ -78,7 +78,7 @@ struct LateCandidate {
   std::uint64_t bytes = 0;  // of its values
   double score = 0;
   bool late = false;
-  std::uint64_t late_bytes = 0;  // if not 0: only so many, the first ones, are late
+  std::uint64_t late_bytes = 0;  // if not 0: only this many, the first ones, are late
 };
 
 /// A step that has ended, as a budget policy sees it.
@@ -201,8 +201,8 @@ class LateLayers {
     there_[worker] = true;
     reported_[worker] = false;
   }
-  /// Starts over: in the first step nothing is late. The budget keeps what it has seen: workers that
-  /// begin again after a failure go on with the training.
+  /// Starts over: in the first step nothing is late. The budget keeps what it has seen: workers
+  /// that begin again after a failure go on with the training.
   void reset() noexcept {
     step_ = 0;
     std::fill(bitmap_.begin(), bitmap_.end(), std::byte{0});
@@ -256,7 +256,7 @@ class LateLayers {
       if (bytes_[l] == 0) continue;
       if (!math::isfinite(scores_[l]))
         raise(Errc::bad_data, "the importance of layer ", l, " is ", scores_[l], " after step ",
-              step_, "; a gradient or a value has grown beyond all bounds: lower the rate");
+              step_, "; a gradient or a value has overflowed: lower the rate");
       candidates_[c++] = {static_cast<int>(l), bytes_[l], scores_[l], false, 0};
     }
     std::sort(candidates_.begin(), candidates_.end(), [](auto const& a, auto const& b) {

@@ -83,7 +83,7 @@ class GradientCopy {
     }
     take_values(blocks);
   }
-  /// Updates its own values and states, if it has any.
+  /// Copies the first owner's values and states into its own, if it has any.
   [[gnu::cold]] void take_values(ParameterBlocks const& blocks) {
     values_.take_from(blocks.values[0]);
     for (std::size_t s = 0; s < states_.size(); ++s) states_[s].take_from(blocks.states[s]);
@@ -185,7 +185,7 @@ class LayerMemory : public LayerShape {
     for (std::size_t s = 0; first && s < states_; ++s) blocks_.states[s].make(memory(), bytes);
     return true;
   }
-  /// Makes room for so many versions of the values. Version 0 is the one that lasts.
+  /// Makes room for this many versions of the values. Version 0 is the one that lasts.
   [[gnu::cold]] void reserve_versions(std::size_t versions) {
     while (blocks_.values.size() < versions) {
       ParameterBlock version;
@@ -225,7 +225,7 @@ class LayerMemory : public LayerShape {
   [[nodiscard]] std::array<std::span<std::byte>, 3> blocks() const noexcept {
     return {{values(), blocks_.states[0].span(), blocks_.states[1].span()}};
   }
-  /// The same as the host is shown them, which may be copies of states that are shared out.
+  /// The same as the host sees them: copies, where states are sharded.
   /// @pre  they lie on the host
   [[nodiscard]] std::array<std::span<std::byte>, 3> shown_blocks() const noexcept {
     if (!shards_) return blocks();
@@ -255,7 +255,7 @@ class LayerMemory : public LayerShape {
 
   // --- a step that fails
 
-  /// Remembers values and state, or brings them back; or those of a part whose states are here.
+  /// Saves or restores values and state, or those of the part whose states are here.
   void save() { saved_.save(blocks_); }
   void restore() { saved_.restore(blocks_); }
   void copy_part(ByteRange part, bool back) noexcept { saved_.copy_part(blocks_, part, back); }

@@ -154,7 +154,7 @@ class LayerShape {
   [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
     return part_of(size_, part, parts);
   }
-  /// The same of a layer with values of so many bytes.
+  /// The same of a layer with values of this many bytes.
   [[nodiscard]] static ByteRange part_of(std::size_t bytes, std::size_t part,
                                          std::size_t parts) noexcept {
     std::size_t const units = bytes / alignment_bytes;

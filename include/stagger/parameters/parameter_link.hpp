@@ -46,7 +46,7 @@ struct WorkerRules {
 /// Is notified of what a worker has asked for. Called by any thread, which holds the server's lock.
 class ParameterListener {
  public:
-  /// Snapshots of a layer with at least so many rounds are available.
+  /// Snapshots of a layer with at least this many rounds are available.
   /// @param rounds  since the stream began; all_rounds for the snapshot with all pushes
   virtual void arrived(std::size_t layer, std::uint32_t rounds) noexcept = 0;
   /// Only for a link whose transfers take virtual time: a transfer of a layer has ended, either a
@@ -99,7 +99,8 @@ class ParameterLink {
   /// then those, which complete the push and are sent after everything that was pushed before.
   /// @param values  [bytes_of_values()] gradients, changes or weights, as the rules say
   /// @param last    of the stream
-  /// @param part    of the values: from their beginning for the late part, otherwise up to their end
+  /// @param part    of the values: from their beginning for the late part, otherwise up to their
+  /// end
   virtual void push(std::size_t layer, std::byte const* values, bool last, ByteRange part = {}) = 0;
   /// Likewise for a whole layer that is not the last of the stream, and saves a copy: the link may
   /// keep the memory, and leave other memory of the same size with any contents in its place.
@@ -114,18 +115,18 @@ class ParameterLink {
   /// Asks which layers are late in a step; steps are counted from 0.
   virtual void ask_late(std::uint32_t step) = 0;
   /// Asks for a snapshot, or a part of one; the listener is notified. One request for each layer at
-  /// a time, unless pushes are added on arrival: then it takes the place of one for fewer rounds that
-  /// is under way, and the listener is notified once, by an answer with enough of them.
+  /// a time, unless pushes are added on arrival: then it takes the place of one for fewer rounds
+  /// that is under way, and the listener is notified once, by an answer with enough of them.
   /// @param rounds  that it must contain; all_rounds: all pushes of every worker's stream
   virtual void ask(std::size_t layer, std::uint32_t rounds, ByteRange part = {}) = 0;
   /// Copies weights that have arrived, or the part that was asked for. If pushes are added in the
-  /// order of workers they contain precisely so many rounds; otherwise they are the newest, and
+  /// order of workers they contain precisely that many rounds; otherwise they are the newest, and
   /// contain no fewer rounds than those taken before.
   /// @return  what the weights contain, unless they are a part or the last ones
   virtual VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values,
                           ByteRange part = {}) = 0;
-  /// Likewise for a whole layer that has arrived since it was last taken, and saves a copy: the link
-  /// may exchange the memory for that with the weights, which cannot be taken again then.
+  /// Likewise for a whole layer that has arrived since it was last taken, and saves a copy: the
+  /// link may exchange the memory for that with the weights, which cannot be taken again then.
   virtual VersionTag take_over(std::size_t layer, std::uint32_t rounds, ParameterBlock& values) {
     return take(layer, rounds, values.data());
   }

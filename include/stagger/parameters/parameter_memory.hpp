@@ -144,7 +144,7 @@ struct ParameterBlocks {
 /// The parameters of a layer before a step, which are restored if the step fails.
 class SavedParameters {
  public:
-  /// Allocates memory for a part of the layer of so many bytes, unless there is some already.
+  /// Allocates memory for a part of the layer of this many bytes, unless there is some already.
   [[gnu::cold]] void make(ParameterMemory const* memory, std::size_t bytes, std::size_t states) {
     if (saved_[0].size() == bytes) return;
     for (std::size_t b = 0; b <= states; ++b) saved_[b].make(memory, bytes);

@@ -44,8 +44,8 @@ class ParameterStore {
     answer_all();
   }
 
-  /// Makes room for the waiting pushes of workers that may be so many ahead of the slowest. Each is
-  /// a copy of the layer, so room for more than `most_reserved` is only made when it is needed.
+  /// Makes room for the waiting pushes of workers that may be this many ahead of the slowest. Each
+  /// is a copy of the layer, so room for more than `most_reserved` is only made when it is needed.
   [[gnu::cold]] void reserve(std::size_t ahead) {
     if (rules_.adds == staleness::Adds::on_arrival) return;
     for (StoreWorker& each : workers_) each.allow(ahead);
@@ -131,7 +131,7 @@ class ParameterStore {
     end(0);
   }
 
-  /// Whether the weights that a worker can have now contain so many pushes of every worker whose
+  /// Whether the weights that a worker can have now contain this many pushes of every worker whose
   /// stream goes on; with Adds::in_turn, also its own last push.
   /// @param urgent  whether the late part of the last push may be missing
   [[nodiscard]] bool ready(int worker, std::uint32_t pushes, bool urgent = false) const {
@@ -142,8 +142,8 @@ class ParameterStore {
     return workers_.have_added(pushes);
   }
 
-  /// With Adds::in_worker_order: whether weights are kept that contain so many pushes, or all that
-  /// are added, if those are fewer.
+  /// With Adds::in_worker_order: whether weights are kept that contain this many pushes, or all
+  /// that are added, if those are fewer.
   [[nodiscard]] bool keeps(std::uint32_t pushes) const {
     return snapshots_.has(std::min(pushes, snapshots_.rounds()));
   }
@@ -252,7 +252,8 @@ class ParameterStore {
     }
   }
 
-  /// Adds the urgent part of a round, once every worker has pushed it; the late one stays as it was.
+  /// Adds the urgent part of a round, once every worker has pushed it; the late one stays as it
+  /// was.
   void add_begun() {
     if (snapshots_.partial()) return;
     StoreRound const round = workers_.next_round(rules_.weights, history_.total(), true);

@@ -14,8 +14,8 @@
 
 namespace stagger::detail {
 
-/// The number of rounds that stands for all pushes of every worker, and of one worker for all pushes
-/// of its stream, which has ended.
+/// The number of rounds that stands for all pushes of every worker, and of one worker for all
+/// pushes of its stream, which has ended.
 inline constexpr std::uint32_t all_rounds = 0xffffffff;
 
 /// The pushes that are contained in weights which a worker has taken, counted from the beginning of

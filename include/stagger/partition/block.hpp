@@ -31,7 +31,7 @@ struct Block {
     plain.until_s.push_back({0});
     for (double const w : weights) {
       if (!stagger::detail::math::finite_and_not_negative(w))
-        raise(Errc::bad_configuration, "a layer weighs ", w,
+        raise(Errc::bad_configuration, "a layer has weight ", w,
               "; give a finite number that is not negative");
       plain.until_s.front().push_back(plain.until_s.front().back() + w);
     }

@@ -87,9 +87,10 @@ struct Costs {
     return parameter_bytes_until[detail::at(last)] - parameter_bytes_until[detail::at(first)];
   }
 
-  /// Bytes that the layers [first, last) need as one of `stages` stages: copies of their parameters,
-  /// what minibatches in flight keep for their backward, and what waits in front of the last stage.
-  /// That stage runs forward and backward at once and holds one minibatch, any other may hold all.
+  /// Bytes that the layers [first, last) need as one of `stages` stages: copies of their
+  /// parameters, what minibatches in flight keep for their backward, and what waits in front of the
+  /// last stage. That stage runs forward and backward at once and holds one minibatch, any other
+  /// may hold all.
   /// @param in_flight  minibatches in the whole pipeline
   [[nodiscard]] constexpr double memory_bytes(int first, int last, int stage, int stages,
                                               int in_flight) const {

@@ -19,9 +19,9 @@ namespace stagger::partition {
 /// first one on for which splitting pays are updated after each microbatch, too.
 ///
 /// Update::each_pass needs one group in the pipeline, and neither Options::clip_norm nor sharded
-/// optimizer state. A microbatch sees the updates made before its forward; its backward sees the same
-/// weights. The optimizer's step number of these layers counts microbatches, as if all steps had as
-/// many.
+/// optimizer state. A microbatch sees the updates made before its forward; its backward sees the
+/// same weights. The optimizer's step number of these layers counts microbatches, as if all steps
+/// had as many.
 ///
 /// @code
 ///     #include <stagger/engine/groups.hpp>

@@ -8,8 +8,8 @@
 
 namespace stagger::placement {
 
-/// Rank r runs on `places[r]`. That there is one for each rank, and that all exist, is checked as for
-/// every placement.
+/// Rank r runs on `places[r]`. That there is one for each rank, and that all exist, is checked as
+/// for every placement.
 struct ExplicitMap {
   using policy_tag = PlacementTag;
   std::vector<int> places;  ///< [ranks]

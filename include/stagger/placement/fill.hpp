@@ -51,8 +51,8 @@ namespace detail {
 
 constexpr void require_room(Occupancy const& occupied, int devices) {
   if (occupied.size.size() != occupied.taken.size())
-    raise(Errc::bad_configuration, occupied.size.size(), " nodes, but what is taken of ",
-          occupied.taken.size(), "; give one for each");
+    raise(Errc::bad_configuration, "there are ", occupied.size.size(),
+          " nodes, but counts of taken devices for ", occupied.taken.size(), "; give one for each");
   for (std::size_t n = 0; n < occupied.size.size(); ++n)
     if (occupied.taken[n] < 0 || occupied.free(n) < 0)
       raise(Errc::bad_configuration, "node ", n, " has ", occupied.size[n], " devices, of which ",

@@ -61,7 +61,7 @@ namespace detail {
   return draft;
 }
 
-/// Forward and backward of each layer on the first device.
+/// Seconds of each layer's forward and backward on the first device.
 [[nodiscard]] inline std::vector<double> layer_seconds(Workload const& w) {
   std::vector<double> seconds;
   for (int l = 0; l < w.layers(); ++l) seconds.push_back(w.time(l, l + 1, 1, 1, false).both_s());

@@ -41,10 +41,11 @@ namespace detail {
 
 constexpr void require_stages(std::span<StageTime const> stages, int microbatches) {
   if (stages.empty())
-    raise(Errc::bad_configuration, "an iteration without stages; give one or more");
+    raise(Errc::bad_configuration,
+          "an iteration without stages cannot be planned; give one or more");
   if (microbatches < 1)
     raise(Errc::bad_configuration, "an iteration of ", microbatches,
-          " microbatches; give one or more");
+          " microbatches cannot be planned; give one or more");
   for (std::size_t s = 0; s < stages.size(); ++s) {
     StageTime const& t = stages[s];
     using stagger::detail::math::finite_and_not_negative;
@@ -101,8 +102,8 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
 ///
 /// The pivot is the stage that ends last if it never waits: argmax over s of (M-1)(F_s + B_s) + sum
 /// over a <= s of (F_a + B_a). The stages up to the pivot still have to run backwards after it;
-/// those after it end earlier, which hides part of their all-reduce. As in the paper, a recomputation
-/// waits for the gradient like the backward that it belongs to.
+/// those after it end earlier, which hides part of their all-reduce. As in the paper, a
+/// recomputation waits for the gradient like the backward that it belongs to.
 /// @param stages        computing stages with the transfers between them, in order
 /// @param microbatches  M >= 1
 /// @throws Error        bad_configuration without stages or microbatches, bad_data for a time that

@@ -128,7 +128,7 @@ class SharedStage {
     t.backward_s *= share(l);
     return t;
   }
-  /// The largest part of so many features that a member has, and the smallest, of all of them.
+  /// The largest part of this many features that a member has, and the smallest, of all of them.
   [[nodiscard]] double largest(std::size_t features) const {
     return features == 0 ? 1.0 / split_.members
                          : static_cast<double>((features + members() - 1) / members()) /
@@ -188,8 +188,8 @@ class SharedStage {
 };
 
 /// How many versions of its weights a stage needs that updates them after each microbatch, when it
-/// runs so many forwards before the first backward: those that microbatches in flight have seen, and
-/// the newest one.
+/// runs this many forwards before the first backward: those that microbatches in flight have seen,
+/// and the newest one.
 [[nodiscard]] inline int versions_of(int warm_up, int microbatches) {
   int most = 1;
   for (int m = 0; m < microbatches; ++m) {  // before the backward of microbatch m

@@ -109,7 +109,7 @@ class Simulator {
                                         schedule::Timeline* timeline = nullptr) {
   detail::require_stages(stages, microbatches);
   if (stages.size() + 1 != 2 * warm_up.size())
-    raise(Errc::bad_configuration, warm_up.size(), " warm-up counts for ",
+    raise(Errc::bad_configuration, "there are ", warm_up.size(), " warm-up counts for ",
           counted(stages.size(), "stage"),
           " and transfers; give one count for each stage, with a transfer "
           "between two stages");

@@ -13,12 +13,12 @@
 namespace stagger::plan {
 
 /// Stage i runs gap (S - i) - (gap - 1) forwards, at most M. A gap of 1 is DAPPLE's P_A, of 2 its
-/// P_B; 1 + ceil(alpha) hides transfers of alpha / 2 of a forward and backward.
+/// P_B; 1 + ceil(alpha) hides transfers that take alpha / 2 times a forward and backward.
 /// @throws Error  bad_configuration for counts below 1
 [[nodiscard]] constexpr std::vector<int> warm_up_counts(int stages, int gap, int microbatches) {
   if (stages < 1 || gap < 1 || microbatches < 1)
-    raise(Errc::bad_configuration, "a warm-up for ", stages, " stages, a gap of ", gap, " and ",
-          microbatches, " microbatches; each is at least 1");
+    raise(Errc::bad_configuration, "a warm-up cannot be planned for ", stages, " stages, a gap of ",
+          gap, " and ", microbatches, " microbatches; give each as 1 or more");
   std::vector<int> counts;
   for (long long left = stages; left > 0; --left)
     counts.push_back(static_cast<int>(std::min<long long>(gap * left - (gap - 1), microbatches)));

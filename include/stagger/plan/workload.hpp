@@ -227,17 +227,19 @@ class Workload {
  private:
   void check() {
     auto const refuse = [](std::string const& s) { raise(Errc::bad_configuration, s); };
-    if (request_.batch < 1) refuse(text("a batch of ", request_.batch, " samples; give 1 or more"));
+    if (request_.batch < 1)
+      refuse(text("a batch of ", request_.batch, " samples cannot be planned; give 1 or more"));
     if (int const most = 1 << 25;
         request_.batch > most)  // simulations take time in proportion to it
       refuse(text("a batch of ", request_.batch, " samples cannot be planned; give at most ", most,
                   ", since a larger one takes the same plan in more microbatches"));
     if (request_.microbatch < 0)
-      refuse(text("microbatches of ", request_.microbatch,
-                  " samples per device; give 1 or more, or 0 for the profile's batch"));
+      refuse(text(
+          "microbatches of ", request_.microbatch,
+          " samples per device cannot be planned; give 1 or more, or 0 for the profile's batch"));
     if (!stagger::detail::math::finite_and_not_negative(request_.memory_factor))
       refuse(text("a memory factor of ", request_.memory_factor,
-                  "; give a finite number that is not negative, such as 4 for Adam"));
+                  " cannot be; give a finite number that is not negative, such as 4 for Adam"));
     List<bool> usable(cluster_.devices.size(), true);
     for (int const id : request_.without) {
       if (id < 0 || id >= cluster_.size())

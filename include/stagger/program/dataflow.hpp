@@ -96,7 +96,8 @@ struct Dataflow {
 
 [[noreturn]] [[gnu::cold]] inline void refuse_action(schedule::Action const& action) {
   raise(Errc::bad_schedule, "the table lacks a part of stage ", action.stage, ", microbatch ",
-        action.microbatch, ", or has none such; schedule::verify says what is wrong with it");
+        action.microbatch,
+        ", or has no such stage or microbatch; schedule::verify says what is wrong with it");
 }
 
 /// Adds a cell for each stage of each rank.

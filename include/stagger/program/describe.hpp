@@ -27,8 +27,9 @@ namespace stagger::detail {
   return described;
 }
 
-/// Likewise with the stage of the table, also where groups of ranks share layers, and a stage of the
-/// table is several of the program: "1F0 (part 2 of 3)", the parts in the order of their layers.
+/// Likewise with the stage of the table, also where groups of ranks share layers, and a stage of
+/// the table is several of the program: "1F0 (part 2 of 3)", the parts in the order of their
+/// layers.
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Program const& program, Instruction in) {
   if (std::string_view(wording(in.op)).find('%') == std::string_view::npos) return describe(in);
   int depth = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The pass that lets gradients of shared stages be added up, and those of others be pushed to
-///         a parameter server, while the last backward still runs.
+/// @file   The pass that lets gradients of shared stages be added up, and those of others be pushed
+///         to a parameter server, while the last backward still runs.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 ///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
 ///         of its communication thread, and each holder of a stage adds up a part of every layer.
@@ -210,8 +210,8 @@ class GradientGrouping {
 
 /// Splits the last backward of every stage that several ranks hold into gradient groups and adds a
 /// reducer for each of these ranks, which adds up gradients. Steps then end with these sums instead
-/// of `hand_in`. If groups are pushed, it also splits the last backward of the other stages, each of
-/// whose groups is pushed as soon as its part has run, instead of all at the end of the step.
+/// of `hand_in`. If groups are pushed, it also splits the last backward of the other stages, each
+/// of whose groups is pushed as soon as its part has run, instead of all at the end of the step.
 /// @param groups  of all stages, sorted by stage, then in backward order
 /// @throws Error  bad_schedule for more signals than a program can number
 [[nodiscard]] [[gnu::cold]] inline Program group_gradients(

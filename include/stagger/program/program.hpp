@@ -17,8 +17,8 @@ namespace stagger {
 
 /// What an instruction does. The order of the values means nothing.
 ///
-/// A new opcode needs a line here and in each fact below that holds for it, the pass that writes it,
-/// and the executor that runs it. All others, such as checks, costs and texts, ask for facts.
+/// A new opcode needs a line here and in each fact below that holds for it, the pass that writes
+/// it, and the executor that runs it. All others, such as checks, costs and texts, ask for facts.
 enum class Op : std::uint8_t {
   forward,
   backward,
@@ -213,9 +213,9 @@ struct Instruction {
   [[nodiscard]] constexpr std::uint32_t update() const noexcept { return microbatch; }
   /// Of `push`: which push of the worker it is, from 0.
   [[nodiscard]] constexpr std::uint32_t round() const noexcept { return microbatch; }
-  /// Of `pull`: from a snapshot with so many rounds of every worker and so many own pushes after
-  /// them; else from the version in `version` and the change in `next_version`, or in a step: from
-  /// the late values that have arrived.
+  /// Of `pull`: from a snapshot with this many rounds of every worker and this many own pushes
+  /// after them; else from the version in `version` and the change in `next_version`, or in a step:
+  /// from the late values that have arrived.
   [[nodiscard]] constexpr bool snapshot() const noexcept { return y != 0; }
   [[nodiscard]] constexpr std::uint32_t rounds() const noexcept { return microbatch; }
   [[nodiscard]] constexpr std::uint16_t waves() const noexcept { return x; }

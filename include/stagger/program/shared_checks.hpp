@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The checks of what only programs with replicas or groups of ranks do: cells take rows of
-///         values, and gradients are added up in groups while backward runs.
+/// @file   Checks for programs with replicas or groups of ranks: cells take rows of values, and
+///         gradients are added up in groups while backward runs.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The passes over programs whose stages update alone, or exchange parameters with a server.
+/// @file   The passes over programs whose stages update alone, or exchange parameters with a
+///         server.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,9 +44,9 @@ namespace stagger::detail {
   return versions;
 }
 
-/// Writes, for each cell, the instructions before and after an action that change its weights: updates
-/// of stages that update alone, and the exchange with a parameter server. A template for the same
-/// reason as HeldVersionCheck.
+/// Writes, for each cell, the instructions before and after an action that change its weights:
+/// updates of stages that update alone, and the exchange with a parameter server. A template for
+/// the same reason as HeldVersionCheck.
 /// @tparam Model  StalenessModel
 template <class Model> class LoneUpdateWriter final : public UpdateWriter {
  public:

@@ -112,8 +112,8 @@ class UpdateWriter {
   virtual void end_rank(RankProgram& rank, int self) = 0;
 };
 
-/// What `lay_out` and `require_sound` do for stages that update alone, or exchange parameters with a
-/// server, by address, so that other pipelines do not compile it.
+/// What `lay_out` and `require_sound` do for stages that update alone, or exchange parameters with
+/// a server, by address, so that other pipelines do not compile it.
 struct VersionPasses {
   /// @param sums   whether the gradients of several owners are added up while backward runs
   /// @return       [cells] without updates where a cell updates with the others; none where all do

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Progress of a long run: one line that is written over on a terminal, log lines
-///         elsewhere.
+/// @file   Progress of a long run: one line that is rewritten in place on a terminal, log
+///         lines elsewhere.
 
 #include <sys/ioctl.h>
 #include <unistd.h>

@@ -229,10 +229,10 @@ class SplitPlanWriter {
 
 }  // namespace detail
 
-/// The chain before and after: what one rank has of each layer, what each member of a group has, and
-/// what a member sends and receives between them, as an SVG document. Blue: a member's own rows;
-/// green: a part for all rows of the group; grey: the whole layer; orange: an exchange. Of more than
-/// eight members, the first eight are drawn.
+/// The chain before and after: what one rank has of each layer, what each member of a group has,
+/// and what a member sends and receives between them, as an SVG document. Blue: a member's own
+/// rows; green: a part for all rows of the group; grey: the whole layer; orange: an exchange. Of
+/// more than eight members, the first eight are drawn.
 /// @param rows    of each member in a local batch
 /// @return        the same bytes for the same input, in every locale
 /// @throws Error  mismatch unless there are as many layers as the plan has, bad_configuration for a

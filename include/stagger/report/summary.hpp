@@ -100,7 +100,7 @@ struct Summary {
           return;
         }
         if (a.stage < 0)
-          raise(Errc::bad_data, "stage ", a.stage, " in a timeline; count stages from 0");
+          raise(Errc::bad_data, "a timeline has stage ", a.stage, "; count stages from 0");
         stages = std::max(stages, a.stage + 1);
         if (block.half != detail::Half::none) return;
         if (schedule::gives_input_gradient(a.kind)) cost_s += std::exchange(repeated_s, 0);

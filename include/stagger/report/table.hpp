@@ -29,7 +29,8 @@ class TextTable {
   /// @throws Error bad_configuration if there are no columns
   explicit TextTable(std::vector<std::string> header) : header_(std::move(header)) {
     if (header_.empty())
-      raise(Errc::bad_configuration, "a table without columns; give one heading or more");
+      raise(Errc::bad_configuration,
+            "a table without columns cannot be printed; give one heading or more");
     clean(header_);
   }
 
@@ -37,7 +38,7 @@ class TextTable {
   /// @throws Error bad_configuration if the row has more cells than the table has columns
   TextTable& add(std::vector<std::string> cells) {
     if (cells.size() > header_.size()) {
-      raise(Errc::bad_configuration, "a row of ", cells.size(), " cells in a table of ",
+      raise(Errc::bad_configuration, "a row of ", cells.size(), " cells does not fit a table of ",
             header_.size(), " columns; give every column a heading");
     }
     cells.resize(header_.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Tables as PyTorch's CSV, compute-only and with messages, and stage costs as CSV. Text that
-///         is not in the grammar is an error that names line, column and value.
+/// @file   Tables as PyTorch's CSV, compute-only and with messages, and stage costs as CSV. Text
+///         that is not in the grammar is an error that names line, column and value.
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The order of 1F1B, which PipeDream and others share: some forwards, then one backward and
-///         one forward, again and again.
+/// @file   The order of 1F1B, which PipeDream and others share: some forwards, then one backward
+///         and one forward, again and again.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.
 
 #include <span>

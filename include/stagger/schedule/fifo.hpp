@@ -29,10 +29,11 @@ struct WaveGate {
   std::vector<WaveWorker> others{};
 };
 
-/// At most Nm microbatches are injected and not yet back; forwards and backwards of a rank keep
-/// microbatch order and otherwise run in order of readiness, ties backward first, then the lower
-/// microbatch. The last stage runs forward and backward of a microbatch as one. The given
-/// costs say when an action becomes ready, so that the order can be written down as a table.
+/// At most Nm microbatches are in the pipeline. Each rank runs what became ready first, its
+/// forwards and its backwards each in microbatch order; of two that became ready together, the
+/// backward, then the lower microbatch. The last stage runs forward and backward of a microbatch as
+/// one. The given costs say when an action becomes ready, so that the order can be written down as
+/// a table.
 struct Fifo {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;

@@ -20,10 +20,10 @@ enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in
   constexpr char const* words[][2] = {{"rank", "ranks"},
                                       {"microbatch", "microbatches"},
                                       {"chunk", "chunks"},
-                                      {"group size", "group size"},
+                                      {"microbatch in a group", "microbatches in a group"},
                                       {"slice", "slices"},
                                       {"microbatch in flight", "microbatches in flight"},
-                                      {"warm-up gap", "warm-up gap"}};
+                                      {"unit of warm-up gap", "units of warm-up gap"}};
   return words[static_cast<int>(count)][value == 1 ? 0 : 1];
 }
 

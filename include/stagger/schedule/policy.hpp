@@ -35,9 +35,9 @@
 /// | `facts()` | in `with`; optional | `Facts`, of a schedule chosen while the program runs |
 ///
 /// The engine promises: a table is copied; one that is not proven is verified, and refused with its
-/// first fault in one sentence; every rank runs its row in the given order. The bits of a step depend
-/// on the order of the backward actions of each stage and, where two ranks hold a stage, on which
-/// of them runs each microbatch, and on nothing else of the table.
+/// first fault in one sentence; every rank runs its row in the given order. The bits of a step
+/// depend on the order of the backward actions of each stage and, where two ranks hold a stage, on
+/// which of them runs each microbatch, and on nothing else of the table.
 ///
 /// In examples/14_own_policies.cpp:
 /// @code

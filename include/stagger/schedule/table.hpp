@@ -33,7 +33,7 @@ struct Table {
     return {actions.data() + *begin, end - *begin};
   }
 
-  /// A table of the same size without rows, with memory reserved for so many actions.
+  /// A table of the same size without rows, with memory reserved for this many actions.
   template <std::integral I> [[nodiscard]] constexpr Table like(I capacity) const {
     Table table{.stages = stages, .microbatches = microbatches, .slices = slices};
     table.actions.reserve(static_cast<std::size_t>(capacity));

@@ -38,8 +38,9 @@
 /// | `average_state` | once, in `with`; optional | a bool, of a model that pushes weights: whether the server takes the mean of the optimizers' states, too |
 /// | `check()`, or none | once, in `with` | throws an Error that names the member whose value cannot be |
 ///
-/// `version` is called before anything runs, with numbers that follow from the table: it must return
-/// the same for the same numbers, and cannot depend on times. Of a model that is taken by streams,
+/// `version` is called before anything runs, with numbers that follow from the table: it must
+/// return the same for the same numbers, and cannot depend on times. Of a model that is taken by
+/// streams,
 /// `minibatches` and `needs` are also asked by schedule::play_workers, and so by the gate of
 /// schedule::Fifo and by plan::VirtualWorkers (schedule::WaveModel).
 ///

@@ -77,7 +77,7 @@ inline void count_parameters(LayerParameters const& part, LayerParameters const*
 /// function.
 ///
 /// @code
-///     std::cout << report::table(describe(train), 0, rows);  // member 0, which has so many rows
+///     std::cout << report::table(describe(train), 0, rows);  // member 0, which has this many rows
 /// @endcode
 /// @throws Error  mismatch for a layer whose inputs are not the previous layer's outputs
 template <class In, class Out, class Optimizer, class Loss, bool synchronous, class Device>

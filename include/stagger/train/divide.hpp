@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A minibatch, divided into microbatches of which all replicas have equally many rows; and
-///         what happens to the last minibatch of a data set, which has fewer.
+/// @file   A minibatch, divided into microbatches of which all replicas have the same number of
+///         rows; and what happens to the last minibatch of a data set, which has fewer.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,9 +27,9 @@ struct Division {
   Ragged ragged = Ragged::refuse;
 };
 
-/// Divides a minibatch into microbatches with equally many rows, a multiple of the ranks. The mean
-/// loss and the gradients of a padded minibatch are those of its own rows; only layers that mix rows,
-/// such as batch normalisation, see the others, which are copies of its first one.
+/// Divides a minibatch into microbatches with the same number of rows, a multiple of the ranks. The
+/// mean loss and the gradients of a padded minibatch are those of its own rows; only layers that
+/// mix rows, such as batch normalisation, see the others, which are copies of its first one.
 ///
 /// @code
 ///     Division const division{.microbatches = 4, .ranks = 2, .ragged = Ragged::pad};

@@ -33,7 +33,7 @@ struct LayerBytes {
   std::uint64_t parameters = 0;     ///< values; gradients and each state are as large
 };
 
-/// The same of a model; measured by `Profiler::footprint` for microbatches of so many rows.
+/// The same of a model; measured by `Profiler::footprint` for microbatches of this many rows.
 struct Footprint {
   std::uint64_t target = 0;  ///< that the loss compares with
   std::vector<LayerBytes> layers{};
@@ -41,8 +41,8 @@ struct Footprint {
 
 namespace detail {
 
-/// The most scratch memory that one action has taken. A context has one block for all of it once the
-/// next action takes anything.
+/// The most scratch memory that one action has taken. A context has one block for all of it once
+/// the next action takes anything.
 [[nodiscard]] inline std::uint64_t scratch_of(Context& used) {
   if (used.scratch_bytes() == 0) return 0;
   used.release_scratch();

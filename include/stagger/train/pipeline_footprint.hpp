@@ -25,9 +25,9 @@
 namespace stagger {
 namespace detail {
 
-/// Takes one microbatch through layers, forward and back, with one object for each value: those that
-/// the ranks of a pipeline have, or those of one device. Where groups share layers, those of every
-/// member take part, and what members exchange is put together in between.
+/// Takes one microbatch through layers, forward and back, with one object for each value: those
+/// that the ranks of a pipeline have, or those of one device. Where groups share layers, those of
+/// every member take part, and what members exchange is put together in between.
 class FootprintRun {
  public:
   [[gnu::cold]] explicit FootprintRun(ModelState& model)
@@ -95,8 +95,8 @@ class FootprintRun {
     return result;
   }
 
-  /// Takes one microbatch forward alone. @return bytes of a row of each layer's output; where members
-  /// have parts of it, of theirs. A value without rows counts as one row.
+  /// Takes one microbatch forward alone. @return bytes of a row of each layer's output; where
+  /// members have parts of it, of theirs. A value without rows counts as one row.
   [[gnu::cold]] List<std::uint64_t> row_bytes(void const* input) {
     Footprint unused;
     unused.layers.resize(parameters_.size());
@@ -257,9 +257,9 @@ class FootprintRun {
 
 }  // namespace detail
 
-/// The memory that one microbatch occupies in the layers that the ranks of a pipeline have, by stage
-/// of its programs. Where groups of ranks share layers, each member's part or copy has its own.
-/// Takes no step; parameters stay as they are.
+/// The memory that one microbatch occupies in the layers that the ranks of a pipeline have, by
+/// stage of its programs. Where groups of ranks share layers, each member's part or copy has its
+/// own. Takes no step; parameters stay as they are.
 /// @param loss    that the pipeline was given
 /// @throws Error  bad_configuration where parameters are not in this process' memory; what a layer
 ///                throws

@@ -46,7 +46,8 @@ class Profiler {
     if (options_.repeats < 1 || options_.discarded < 0 || options_.samples < 1)
       raise(Errc::bad_configuration, "a model cannot be measured in ", options_.repeats,
             " passes after ", options_.discarded, " discarded ones, with ",
-            counted(options_.samples, "sample"), "; use at least 1, 0 and 1");
+            counted(options_.samples, "sample"),
+            "; use at least 1 pass, 0 discarded ones and 1 sample");
   }
 
   /// Seconds of forward, input gradient and weight gradient of each layer, medians; bytes of its

@@ -104,8 +104,7 @@ class Trainer {
   Step step(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
     static_assert(synchronous,
                   "stagger: with an asynchronous staleness model there is no step that all stages "
-                  "end together; "
-                  "train on a stream of minibatches: trainer.stream(batch)");
+                  "end together; train on a stream of minibatches: trainer.stream(batch)");
     return compare(batch, true, std::move(stop));
   }
 
@@ -113,14 +112,13 @@ class Trainer {
   /// as it has the gradient of a minibatch, and the staleness model says which weights each sees.
   /// The pipeline fills and drains once.
   ///
-  /// After an error, parameters and optimizer state are those from before the stream.
+  /// After an error, parameters and optimizer state are as before it; of a worker, the server's.
   /// @param batch  [minibatches x microbatches of each] must stay valid until the stream is done
   /// @throws Error  as for `step`, and if the microbatches are not a whole number of minibatches
   Step stream(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
     static_assert(!synchronous,
                   "stagger: a stream needs an asynchronous staleness model, such as "
-                  "staleness::WeightStashing; "
-                  "synchronous training takes trainer.step(batch)");
+                  "staleness::WeightStashing; synchronous training takes trainer.step(batch)");
     return compare(batch, true, std::move(stop));
   }
 
@@ -169,20 +167,20 @@ class Trainer {
     return detail::TrainerIsConst<In>::step();
   }
 
-  /// Lays out and allocates for so many microbatches now instead of in the first step.
+  /// Lays out the program for this many microbatches now, not in the first step, and allocates.
   void prepare(std::size_t microbatches) { session_->make_ready(microbatches); }
 
-  /// The training program for so many microbatches: slots, signals, peak in flight. Valid until the
-  /// next call; if gradient groups are chosen again, a later step may run another one.
+  /// The training program for this many microbatches: slots, signals, peak in flight. Valid until
+  /// the next call; if gradient groups are chosen again, a later step may run another one.
   Program const& program(std::size_t microbatches) { return session_->shown_program(microbatches); }
 
   /// The optimizer; its numbers may be changed between steps.
   [[nodiscard]] Optimizer& optimizer() noexcept { return *optimizer_; }
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
-  /// call. On a GPU, and of layers that groups split, a copy, valid until the next step reads it back.
-  /// Of a worker of a parameter server, valid until the next step, which has the server's values
-  /// then; where it pushes gradients, the server has the optimizer's state, too.
+  /// call. On a GPU, and of layers that groups split, a copy, valid until the next step reads it
+  /// back. Of a worker of a parameter server, valid until the next step, which has the server's
+  /// values then; where it pushes gradients, the server has the optimizer's state, too.
   [[nodiscard]] std::vector<ParameterState> parameters() { return states(false); }
   /// The same with values only for the parameters that this process has; the others have only
   /// names. Over processes, which those are is known after `prepare` or a step.
@@ -278,9 +276,9 @@ class Trainer {
     return Facts::traffic(session_->machine(), ranks());
   }
 
-  /// For a worker of a parameter server: [k] minibatches whose weights lacked k pushes of another
-  /// worker, of as many as it had made itself (the last: k or more), by the stages of this process. None without a server.
-  /// @param worker  that one; empty: of which they lacked most. @throws Error  bad_configuration
+  /// Of a worker of a parameter server, by the stages of this process: [k] how many minibatches saw
+  /// weights that lacked k of as many pushes of another worker as this one had made (last: or more).
+  /// @param worker  the other; none: whichever was lacked most. @throws Error  bad_configuration
   [[nodiscard]] std::vector<std::uint64_t> staleness(std::optional<int> worker = {}) const {
     session_->require_idle();
     return Facts::staleness(session_->machine(), worker);

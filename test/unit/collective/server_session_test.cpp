@@ -146,7 +146,7 @@ TEST_CASE("collective/ServerSession: a server that transfers nothing does not le
   REQUIRE_THROWS_WITH(
       worker.connect(),
       "the parameter server at the test has not let the worker join, and nothing has been sent for "
-      "8 s; see whether it runs, or raise the deadline");
+      "8 s; check whether it runs, or raise the deadline");
   CHECK(worker.now_s >= 29);
   CHECK(worker.now_s <= 31);
 }

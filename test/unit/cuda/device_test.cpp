@@ -39,8 +39,8 @@ TEST_CASE("cuda/device: what is missing is said at once, each in its own words",
   si::set_machine(machine(2, mebi, 0));
   CHECK(select(0).find("there is no CUDA driver on this machine") == 0);
   si::set_machine(machine(2, mebi, 12040));
-  CHECK(select(0).find("the CUDA driver speaks version 12.4 and this program was built for 13.") ==
-        0);
+  CHECK(select(0).find(
+            "the CUDA driver supports version 12.4 and this program was built for 13.") == 0);
   si::set_machine(machine(0, mebi, 13000));
   CHECK(select(0).find("there is a CUDA driver but no GPU") == 0);
   si::set_machine(machine(2, mebi, 13000));

@@ -240,7 +240,7 @@ class Lab final : public World, private sim::EventTarget {
                                              double const& frozen_s) override {
     if (server_ == nullptr)
       stagger::raise(stagger::Errc::io, "worker ", worker,
-                     " cannot connect with the parameter server; see whether it runs");
+                     " cannot connect with the parameter server; check whether it runs");
     lines_.push_back(std::make_unique<Line>(*ledger_, time(), worker, sleeper, end, server_, rules_,
                                             frozen_s, server_frozen_s_));
     Line& line = *lines_.back();

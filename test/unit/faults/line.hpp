@@ -270,8 +270,9 @@ class Line final : private sim::EventTarget {
   void lose(int n, char const* sentence) {
     if (auto* const end = std::exchange(ends_[n], nullptr); end != nullptr) {
       end->gone(std::make_exception_ptr(stagger::Error(
-          stagger::Errc::io, stagger::text("the connection of worker ", worker_, " has ended: ",
-                                           sentence, "; see whether the other side still runs"))));
+          stagger::Errc::io,
+          stagger::text("the connection of worker ", worker_, " has ended: ", sentence,
+                        "; check whether the other side still runs"))));
       n == 1 ? watch_.gone(*this) : sleeper_.wake();
     }
   }

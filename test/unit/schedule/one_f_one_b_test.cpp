@@ -179,7 +179,8 @@ TEST_CASE("schedule/OneFOneB: below P in flight on many ranks, where the counts 
 }
 
 TEST_CASE("schedule/OneFOneB: a gap below one and a negative limit are refused", "[schedule]") {
-  CHECK_THROWS_WITH(OneFOneB{.warmup = Warmup{0}}.table({2, 4}), Catch::Contains("0 warm-up gap"));
+  CHECK_THROWS_WITH(OneFOneB{.warmup = Warmup{0}}.table({2, 4}),
+                    Catch::Contains("0 units of warm-up gap"));
   CHECK_THROWS_WITH(OneFOneB{.in_flight = -1}.table({2, 4}),
                     Catch::Contains("-1 microbatches in flight"));
 }

@@ -84,8 +84,8 @@ class Clients {
             worker_of(client), "; begin the next one, which goes on from the server's weights");
     if (clients_[client].returns.load())
       raise(Errc::bad_data, "worker ", worker_of(client),
-            " pushes or asks before the step in which it comes back; let both ends run one version "
-            "of one program");
+            " pushes or asks before the step in which it comes back; run the same version of the "
+            "program at both ends");
   }
   /// Processes of a worker that have joined.
   [[nodiscard]] int present(int worker) const {

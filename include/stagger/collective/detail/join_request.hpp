@@ -98,7 +98,7 @@ struct JoinRequest {
       auto const value = need<std::uint32_t>(in);
       if (value > most)
         raise(Errc::bad_data, "a worker that joins names the number ", value, " where at most ",
-              most, " can be; let both ends run one version of one program");
+              most, " can be; run the same version of the program at both ends");
       return value;
     };
     auto const words = [&](std::string& text, std::size_t most = longest_name) {
@@ -142,15 +142,15 @@ struct JoinRequest {
     }
     if (in.left() != 0)
       raise(Errc::bad_data, "a worker that joins sends ", in.left(),
-            " bytes too many; let both ends run one version of one program");
+            " bytes too many; run the same version of the program at both ends");
   }
 
  private:
   template <class T> static T need(ByteReader& in) {
     if (in.left() < sizeof(T))
       raise(Errc::bad_data,
-            "the request of a worker that joins ends early; let both ends run one version of one "
-            "program");
+            "the request of a worker that joins ends early; run the same version of the program at "
+            "both ends");
     return in.take<T>();
   }
 };

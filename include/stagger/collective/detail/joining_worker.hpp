@@ -95,7 +95,7 @@ class JoiningWorker {
       if (rules.pushes != staleness::Pushes::gradients ||
           rules.adds != staleness::Adds::in_worker_order)
         raise(Errc::bad_data, "worker ", request_.worker, ", which pushes ", pushes_of(rules),
-              ", cannot send layers late; let both ends run one version of one program");
+              ", cannot send layers late; run the same version of the program at both ends");
       require_same_fact(request_.worker, {"the staleness model", request_.rules.late},
                         "those who started the server",
                         {"", server.late == nullptr ? "none that sends layers late"

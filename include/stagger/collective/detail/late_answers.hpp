@@ -106,7 +106,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     if (failure_) return;
     failure_ = raised(Errc::peer_failed, "worker ", worker,
                       " has gone, and layers that are late need the gradients of all; let all "
-                      "workers take equally many steps");
+                      "workers take the same number of steps");
     answer();
   }
   /// All workers begin again.

@@ -44,7 +44,7 @@ class RemoteLayer {
 
   // Called by the worker.
 
-  /// A stream begins, to which nothing belongs that was pushed or asked for before.
+  /// Begins a stream; earlier pushes and requests do not belong to it.
   void begin() noexcept { in_stream_ = contents_known_ = false; }
   /// The call that waited for values has ended by an error, so they are not requested again over
   /// the next connection: their answer would be taken for that of the next request.
@@ -79,8 +79,8 @@ class RemoteLayer {
     contain(0);
     use_coming();
   }
-  /// Asks for a snapshot. If an earlier request is under way, it is answered first; this one is sent
-  /// then, unless that answer contains as much.
+  /// Asks for a snapshot. If an earlier request is under way, it is answered first; this one is
+  /// sent then, unless that answer contains as much.
   /// @param rounds  what the snapshot must contain, or all_rounds
   /// @return        whether request() is to be sent now
   [[nodiscard]] bool ask(MessageKind kind, std::uint32_t rounds, ByteRange part = {}) noexcept {
@@ -137,7 +137,7 @@ class RemoteLayer {
     if (!reading() && !asked) refuse_message(message, "was not asked for");
     return coming_.span().subspan(part.first, part.size());
   }
-  /// The memory into which it is received what the next answer contains. An answer of an earlier
+  /// The memory for the message that says what the next answer contains. An answer of an earlier
   /// stream is not used.
   /// @throws Error  bad_data for another number of workers, or if no answer was requested
   [[nodiscard]] std::span<std::byte> contents_buffer(Message const& message) {
@@ -163,8 +163,8 @@ class RemoteLayer {
     too_old,   ///< the worker has asked for more meanwhile: request() is to be sent
     usable
   };
-  /// @param exact    whether it contains precisely the rounds that it answers; otherwise it follows a
-  ///                 message that says what it contains
+  /// @param exact    whether it contains precisely the rounds that it answers; otherwise it follows
+  ///                 a message that says what it contains
   /// @throws Error   bad_data if it does not
   [[nodiscard]] Arrival arrive(Message const& message, int worker, bool exact) {
     bool const last = message.kind == MessageKind::last_answer;
@@ -207,7 +207,7 @@ class RemoteLayer {
     std::size_t const last = std::min(part.last, bytes());
     if (last != 0) std::memcpy(to + part.first, from + part.first, last - part.first);
   }
-  /// The values on their way contain so many pushes of every worker.
+  /// Notes that the values in transit contain `rounds` pushes of every worker.
   void contain(std::uint32_t rounds) noexcept {
     std::fill(coming_contains_.begin(), coming_contains_.end(), rounds);
   }

@@ -170,7 +170,7 @@ class RemoteStream {
   [[nodiscard]] double told_factor() const {
     if (factor_ > 0 && factor_ <= 1) return factor_;
     raise(Errc::bad_data, session_.name(), " lets its workers multiply changes by ", factor_,
-          "; let both ends run one version of one program");
+          "; run the same version of the program at both ends");
   }
   /// The memory into which the payload of `choice` or `scores` is received.
   [[nodiscard]] std::span<std::byte> choice_buffer(Message const& message) {

@@ -26,7 +26,7 @@ using stagger::detail::WorkerRules;
   return stagger::detail::digest(reinterpret_cast<char const*>(values.data()), values.size());
 }
 
-/// The name of a run may have so many bytes.
+/// How many bytes the name of a run may have.
 inline constexpr std::size_t longest_run = 64;
 
 /// @throws Error  bad_configuration for a name that is too long

@@ -40,13 +40,13 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
   if (!layer.workers()[worker].may_push())
     raise(Errc::bad_data, "worker ", worker, " makes push ", layer.pushes(worker) + 1, " of layer ",
           l,
-          " without waiting for the other workers as its staleness model does; let both ends run "
-          "one version of one program");
+          " without waiting for the other workers as its staleness model does; run the same "
+          "version of the program at both ends");
   if (!layer.workers().fit(worker, part, layer.bytes()))
     raise(Errc::bad_data, "worker ", worker, " divides push ", layer.pushes(worker) + 1,
           " of layer ", l, " at byte ", part.first != 0 ? part.first : part.last,
           ", which does not fit what it or another worker has pushed of this round; let both ends "
-          "run one version of one program");
+          "run the same version of the program at both ends");
   layer.push(worker, values, part);
 }
 
@@ -132,7 +132,7 @@ class ServerLayers {
     return true;
   }
   void notify(stagger::detail::AddedRounds* added) noexcept { store_rules_.added = added; }
-  /// Makes room for workers that may be so many pushes ahead of the slowest.
+  /// Makes room for workers that may be this many pushes ahead of the slowest.
   [[gnu::cold]] void reserve(std::size_t ahead) {
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));

@@ -220,7 +220,7 @@ class ServerSession {
         if (refusal_) std::rethrow_exception(refusal_);
         raise(Errc::deadline, name(),
               " has not let the worker join, and nothing has been sent for ", deadline_s(),
-              " s; see whether it runs, or raise the deadline");
+              " s; check whether it runs, or raise the deadline");
       } catch (...) {
         hang_up();
         bool const late = connector_->now_s() - begun_s > deadline_s();
@@ -256,8 +256,8 @@ class ServerSession {
   }
   [[noreturn]] [[gnu::cold]] void disconnect(std::string const& reason) {
     mending_ = false;
-    failure_ =
-        raised(Errc::deadline, name(), " ", reason, "; see whether it runs, or raise the deadline");
+    failure_ = raised(Errc::deadline, name(), " ", reason,
+                      "; check whether it runs, or raise the deadline");
     changed_.notify_all();
     std::rethrow_exception(failure_);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The messages that a parameter server sends to a worker in another process, and the values
-///         that go with them.
+/// @file   The messages that a parameter server sends to a worker in another process, and the
+///         values that go with them.
 
 #include <algorithm>
 #include <bit>
@@ -99,7 +99,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
     std::lock_guard const lock(mutex_);
     if (flooded_)
       raise(Errc::bad_data, "worker ", worker_,
-            " asks for more than it takes; let both ends run one version of one program");
+            " asks for more than it takes; run the same version of the program at both ends");
     if (queue_.empty()) return false;
     message = queue_.pop();
     if (message.kind == MessageKind::waits) said_ = waits_for_;
@@ -136,8 +136,8 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   bool flooded_ = false;
 };
 
-/// The values that are sent. One block for the largest layer is enough, since values are copied when their message is sent.
-/// What they contain precedes them in a message of its own.
+/// The values that are sent. One block for the largest layer is enough, since values are copied
+/// when their message is sent. What they contain precedes them in a message of its own.
 class WorkerAnswers {
  public:
   /// @param sizes    [layers] bytes of the values

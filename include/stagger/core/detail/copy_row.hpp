@@ -12,8 +12,8 @@ namespace stagger::detail {
 
 /// Copies `size` trivially copyable elements that do not overlap. From half a KiB on, it takes the
 /// processor's string instruction, which writes cache lines without reading them first. memcpy does
-/// likewise, but only for lengths at which a single copy gains by it; a value that is copied in rows
-/// gains earlier.
+/// likewise, but only for lengths at which a single copy gains by it; a value that is copied in
+/// rows gains earlier.
 template <class T> void copy_row(T* to, T const* from, std::size_t size) noexcept {
   std::size_t bytes = size * sizeof(T);
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The iterations that devices have been given, their outcomes, and the wait of the host for
-///         GPUs that may never answer.
+/// @file   The iterations that devices have been given, their outcomes, and the wait of the host
+///         for GPUs that may never answer.
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The engine's data for gradient groups, and a table of the functions that it calls for them,
-///         so that a pipeline without groups does not compile these functions.
+/// @file   The engine's data for gradient groups, and a table of the functions that it calls for
+///         them, so that a pipeline without groups does not compile these functions.
 
 #include <cstddef>
 #include <cstdint>

@@ -18,7 +18,8 @@
 
 namespace stagger::detail {
 
-/// The choice of gradient groups: single layers at first, to measure them, then those of the policy.
+/// The choice of gradient groups: single layers at first, to measure them, then those of the
+/// policy.
 struct GroupingDecision {
   static std::uint64_t gradient_bytes(Machine const& machine, std::size_t layer) {
     std::uint64_t bytes = 0;

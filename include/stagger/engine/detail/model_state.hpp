@@ -74,7 +74,7 @@ struct ModelState {
   [[gnu::cold]] void put_back_wholes() {
     if (shown && grouped != nullptr) grouped->put_back(*this);
   }
-  /// The number of the user's layer that it is, or is a part of.
+  /// The number of the user's layer that engine layer `layer` is, or is a part of.
   [[nodiscard]] int number(std::size_t layer) const noexcept {
     return grouped != nullptr ? grouped->layers[layer].number : static_cast<int>(layer);
   }
@@ -102,7 +102,7 @@ struct ModelState {
     return parameters_before(layers.size());
   }
   /// The optimizer step of a stage that updates alone.
-  /// @param updates  that it makes for each one that `steps` counts
+  /// @param updates  how many of its updates count as one of `steps`
   [[nodiscard]] UpdateStep update_step(Instruction const& in, int updates = 1) const noexcept {
     return {1, steps * updates + 1 + static_cast<std::int64_t>(in.update()), in.version,
             in.next_version};

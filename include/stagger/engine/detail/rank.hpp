@@ -22,10 +22,11 @@ struct LayerRun {
   ParameterView const* parameters = nullptr;  // [versions][parameter_count]
   std::size_t parameter_count = 0;
   int number = 0;
-  Places y;  // by kept; of a stage's last layer: by y, in the next stage's x (by kept at the last
-             // stage)
-  Places saved;  // by kept
-  Places dy;     // by inner; of a stage's last layer: by dy
+  // Indexed by Instruction::kept; of a stage's last layer by Instruction::y, in the next stage's x,
+  // but by kept at the last stage.
+  Places y;
+  Places saved;  // indexed by Instruction::kept
+  Places dy;     // indexed by Instruction::inner; of a stage's last layer by Instruction::dy
   [[nodiscard]] LayerAction action(Instruction const& in) const noexcept {
     return {object, ops, parameters + in.version * parameter_count, number,
             static_cast<int>(in.microbatch)};

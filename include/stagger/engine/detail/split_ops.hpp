@@ -17,7 +17,8 @@ namespace stagger::detail {
 struct LayerOps;
 
 /// A layer whose input is put together from what members have. In front of the loss that is the
-/// whole output of the model; between two layers, if only a share of the columns is, only these pass.
+/// whole output of the model; between two layers, if only a share of the columns is, only these
+/// pass.
 template <class T> struct PutTogether {
   using Input = T;
   using Output = T;

@@ -151,7 +151,7 @@ class AsioConnection final : public collective::detail::Transport,
       return pump();
     }
     close(error(Errc::deadline, "the connection with ", name_,
-                " has not moved for longer than its deadline; see whether the other side still "
+                " has not moved for longer than its deadline; check whether the other side still "
                 "runs"));
   }
 
@@ -184,7 +184,7 @@ class AsioConnection final : public collective::detail::Transport,
     return std::make_exception_ptr(Error(code, text(pieces...)));
   }
 
-  // The caller of all functions below holds the lock.
+  // The caller of the functions below holds the lock, except that of have_read.
 
   void close(std::exception_ptr const& why) noexcept {
     if (auto* const told = std::exchange(end_, nullptr)) told->gone(why);
@@ -193,7 +193,7 @@ class AsioConnection final : public collective::detail::Transport,
   }
   void broken(boost::system::error_code const& why) noexcept {
     close(error(Errc::io, "the connection with ", name_, " has ended: ", why.message(),
-                "; see whether the other side still runs"));
+                "; check whether the other side still runs"));
   }
   /// Sends the reason to the other side, then waits until that has closed the connection.
   void refuse(std::string const& sentence) {
@@ -211,7 +211,7 @@ class AsioConnection final : public collective::detail::Transport,
                               self->have_read(error, count);
                             });
   }
-  /// But not of this.
+  /// The handler of a read, which takes the lock itself.
   void have_read(boost::system::error_code const& error, std::size_t count) {
     bool const wakes = !woken_.exchange(true);  // it pumps anyway
     std::string refusal;

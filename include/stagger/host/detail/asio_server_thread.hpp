@@ -55,7 +55,8 @@ struct Accepted {
     stream->start(worker);
   }
   /// Called ten times a second. Ends a connection that has not identified its worker in time. How
-  /// long the first values of a worker take depends on the model: it joins for as long as they come.
+  /// long the first values of a worker take depends on the model: it joins for as long as they
+  /// come.
   void tick() noexcept {
     bool const known = worker.identified();
     known && !worker.joined() ? stream->tick(service.late) : stream->tick();

@@ -41,15 +41,17 @@ static_assert(sizeof(Hello) == 72);
 
 /// The checksum of a frame, which is computed while the processor waits for memory.
 ///
-/// Each of the 16 words of 8 bytes in a block of 128 bytes of the payload goes into a sum of its own,
-/// by operations of which the vector units of any processor do several at once. From h = 0, for each
-/// word: h = (h ^ word) * (1 + 2^13); h ^= h >> 29. Each step is one-to-one in the word, so every
-/// change within 8 bytes is detected. The Checksum of the header and these sums is the result.
+/// Each of the 16 words of 8 bytes in a block of 128 bytes of the payload goes into a sum of its
+/// own, by operations of which the vector units of any processor do several at once. From h = 0,
+/// for each word: h = (h ^ word) * (1 + 2^13); h ^= h >> 29. Each step is one-to-one in the word,
+/// so every change within 8 bytes is detected. The Checksum of the header and these sums is the
+/// result.
 class FrameChecksum {
  public:
   static constexpr std::size_t block_bytes = 128;
 
-  /// Adds bytes of the payload. An incomplete block is filled up with zeros; it must be the last one.
+  /// Adds bytes of the payload. An incomplete block is filled up with zeros; it must be the last
+  /// one.
   void add(std::span<std::byte const> bytes) noexcept { pass<false>(nullptr, bytes); }
   /// Likewise, and copies them, which costs little more.
   void copy(std::byte* to, std::span<std::byte const> from) noexcept { pass<true>(to, from); }
@@ -114,7 +116,7 @@ class FrameReader {
   /// The memory for the next bytes. It is small enough to stay in a cache, so that a payload is
   /// checked there, and its destination is only written.
   [[nodiscard]] std::span<std::byte> space() noexcept { return std::span(in_).subspan(filled_); }
-  /// Called when so many bytes have arrived there. Delivers the messages that they complete.
+  /// Called when this many bytes have arrived there. Delivers the messages that they complete.
   /// @throws Error  for bytes that are not frames, or what `end` throws
   void came(std::size_t count, MessageEnd& end) {
     filled_ += count;
@@ -185,7 +187,7 @@ class FrameReader {
     if (std::memcmp(hello.protocol, expected_->protocol, sizeof(hello.protocol)) != 0 ||
         hello.version != expected_->version)
       raise(Errc::mismatch, "the server speaks version ", expected_->version,
-            " of its protocol and nothing else; let both ends run one version of one program");
+            " of its protocol and nothing else; run the same version of the program at both ends");
     expected_ = nullptr;
   }
 
@@ -235,7 +237,7 @@ class FrameWriter {
     }
     return {std::span(out_).subspan(sent_, filled_ - sent_), piece_};
   }
-  /// Called when so many of these bytes have been sent.
+  /// Called when this many of these bytes have been sent.
   void sent(std::size_t count) noexcept {
     std::size_t const gathered = std::min(count, filled_ - sent_);
     sent_ += gathered;

@@ -28,8 +28,7 @@ namespace detail {
 /// How long a thread looks for a change before it sleeps.
 struct Spinning {
   static constexpr int pauses = 64;  // a few microseconds: a message from another core
-  static constexpr std::chrono::microseconds spin_time{
-      50};  // then a futex costs less than it saves
+  static constexpr std::chrono::microseconds spin_time{50};  // after this, a futex is cheaper
 
   static void pause() noexcept {
 #if defined(__x86_64__) || defined(__i386__)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What all processes agree on: the facts that must be equal in them, the comparisons before
-///         messages are used, the common loading of a program, and the reports of failures.
+/// @file   What all processes agree on: the facts that must be equal in them, the comparisons
+///         before messages are used, the common loading of a program, and the reports of failures.
 
 #include <algorithm>
 #include <chrono>
@@ -240,7 +240,7 @@ class Round {
       if (waiting.waited_s() >= seconds)
         raise(Errc::deadline, "process ", missing - came_.begin(), " has not asked for ",
               asked(program), " within ", seconds,
-              " s; see whether it lives, and ask for the same in all processes");
+              " s; check that it is still running, and ask for the same in all processes");
       if (!moved) waiting.pause();
     }
     if (!same)  // throws an error that names the difference

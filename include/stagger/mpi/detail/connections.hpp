@@ -33,8 +33,8 @@ using collective::detail::MessageEnd;
 using collective::detail::MessageKind;
 
 /// Packs messages that wait at the same time into one envelope, each with its payload behind it,
-/// until the envelope has `full` bytes: for the many small layers of a model, an envelope each would
-/// cost more than their bytes.
+/// until the envelope has `full` bytes: for the many small layers of a model, an envelope each
+/// would cost more than their bytes.
 ///
 /// There are `window` envelopes, which are replaced when a longer message is to be sent than ever
 /// before.
@@ -314,11 +314,12 @@ class Connections {
     for (Connection* const each : open_) {
       if (double const silent = seconds(now - heard_at_[each->peer]); silent > deadline_s_) {
         peers_may_be_lost = true;
-        end(*each, std::make_exception_ptr(Error(
-                       Errc::peer_failed, text("process ", each->peer,
-                                               ", which keeps layers of the parameter server, "
-                                               "has not been heard of for ",
-                                               deadline_s_, " s; see whether it lives"))));
+        end(*each,
+            std::make_exception_ptr(
+                Error(Errc::peer_failed, text("process ", each->peer,
+                                              ", which keeps layers of the parameter server, "
+                                              "has not been heard of for ",
+                                              deadline_s_, " s; check that it is still running"))));
         continue;
       }
       // If all of its messages are in transit, they show that it is alive.

@@ -43,7 +43,7 @@ using stagger::detail::Backoff;
 
 /// Waits until MPI has ended all of these requests, or refuses one.
 /// @param code  what MPI says
-/// @return false if it has not after so many seconds
+/// @return false if it has not after this many seconds
 [[nodiscard]] inline bool wait_for(std::span<MPI_Request> requests, int& code, double seconds,
                                    std::chrono::microseconds spin) {
   auto const ended = [&] {
@@ -238,7 +238,7 @@ class Exchange {
     requests_.clear();
     if (all) return;
     give_up(text(who(), " waited ", seconds, " s for the others to ", what,
-                 "; see whether each of them lives, and make the same calls in all"));
+                 "; check that each of them is still running, and make the same calls in all"));
     raise(Errc::deadline, *broken_);
   }
   [[noreturn]] void fail(int code, char const* call) {

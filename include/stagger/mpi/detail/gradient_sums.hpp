@@ -141,7 +141,7 @@ class LibrarySums {
     return pending;
   }
 
-  /// Adds up so many floats, outside of steps, together with the other holders of the stage.
+  /// Adds up this many floats, outside of steps, together with the other holders of the stage.
   void measure(int stage, std::size_t size, double seconds) {
     Sum& sum = take();
     sum.numbers[0].assign(size * sizeof(float), std::byte{});
@@ -159,7 +159,7 @@ class LibrarySums {
     check(code, "MPI_Testall", "a sum that was to be measured");
     if (!came)
       raise(Errc::deadline, "MPI_Iallreduce was not done after ", seconds,
-            " s; see whether each process that holds stage ", stage, " lives");
+            " s; check that each process that holds stage ", stage, " is still running");
   }
 
  private:
@@ -237,7 +237,7 @@ inline void sum_in_slices(Exchange& world, List<int> const& members, std::size_t
 
 /// The cost line of a sum among some processes, fitted to medians of five runs for each size, after
 /// two warm-up runs.
-/// @param sum         (size) adds up so many floats, together with the others
+/// @param sum         (size) adds up this many floats, together with the others
 /// @param most_bytes  of the largest; at least 4 KiB, at most 4 MiB count
 template <class Sum>
 [[nodiscard]] collective::CostLine measured_line(std::uint64_t most_bytes, Sum sum) {

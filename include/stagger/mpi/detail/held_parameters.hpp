@@ -60,8 +60,8 @@ struct HeldParameters {
     return program().cells[cells_of(program(), stage_of(layer)).first].rank;
   }
 
-  /// Allocates memory for the stages that this process runs, and frees that of the others. Of owners
-  /// in other processes it needs the gradients that it adds up.
+  /// Allocates memory for the stages that this process runs, and frees that of the others. Of
+  /// owners in other processes it needs the gradients that it adds up.
   void hold(bool const* own) const {
     each_stage(program(), [&](int stage, IndexRange cells) {
       bool const here = runs(cells, own);

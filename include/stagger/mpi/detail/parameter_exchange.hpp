@@ -54,7 +54,7 @@ class ParameterExchange {
     if (in.left() != given.bytes)
       raise(Errc::mismatch, "process ", peer, " hands over ", in.left(),
             " bytes of parameters instead of ", given.bytes,
-            "; start all processes with one program");
+            "; start all processes with the same program");
     given.here = given.bytes != 0;
     if (given.here) channels.keep_payload(peer, given.memory);
   }

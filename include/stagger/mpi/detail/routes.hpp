@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The processes to which the signals of a program are sent, the pools of messages for them,
-///         and counts of what is sent, by rank and kind.
+/// @file   The processes to which the signals of a program are sent, the pools of messages for
+///         them, and counts of what is sent, by rank and kind.
 
 #include <algorithm>
 #include <cstddef>

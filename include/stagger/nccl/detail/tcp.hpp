@@ -48,7 +48,7 @@ class Deadline {
     auto const left = std::chrono::ceil<std::chrono::milliseconds>(end_ - Clock::now()).count();
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
   }
-  /// The earlier of this end and one in so many seconds.
+  /// The earlier of this end and one that is this many seconds away.
   [[nodiscard]] Deadline within(double seconds) const {
     Deadline other(seconds);
     other.end_ = std::min(other.end_, end_);
@@ -279,7 +279,7 @@ class Host {
       if (!joined_[r] && ++unnamed <= 0) missing += text(missing.empty() ? "" : ", ", r);
     if (unnamed > 0) missing += text(" and ", unnamed, " more");
     raise(Errc::deadline, "rank 0 waited ", info_.seconds, " s at ", info_.where(), " for rank ",
-          missing, "; see whether it was started and can reach this machine");
+          missing, "; check whether it was started and can reach this machine");
   }
 
   RendezvousInfo const& info_;
@@ -380,7 +380,7 @@ inline void fetch(RendezvousInfo const& info, std::span<std::byte> bytes) {
         : best == Verdict::stranger ? ", where something answered that is no rank of stagger"
                                     : "";
     raise(Errc::deadline, "rank ", info.rank, " waited ", info.seconds, " s for rank 0 at ",
-          info.where(), why, "; see whether rank 0 was started and can be reached from here");
+          info.where(), why, "; check whether rank 0 was started and can be reached from here");
   }
 }
 

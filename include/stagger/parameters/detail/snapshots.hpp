@@ -40,7 +40,7 @@ class Snapshots {
   [[nodiscard]] std::size_t before_newest() const noexcept {
     return kept_[kept_.size() - 2].version;
   }
-  /// Whether the snapshot after so many rounds is kept.
+  /// Whether the snapshot after this many rounds is kept.
   [[nodiscard]] bool has(std::uint32_t rounds) const noexcept {
     return rounds <= rounds_ && rounds_ - rounds < kept_.size();
   }

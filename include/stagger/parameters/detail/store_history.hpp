@@ -30,7 +30,7 @@ struct StoreEvent {
 /// Always counts, and records events if asked to.
 class StoreHistory {
  public:
-  static constexpr std::size_t most_missed = 63;  // larger counts of pushes count as so many
+  static constexpr std::size_t most_missed = 63;  // larger counts of pushes count as this many
 
   StoreHistory(std::size_t workers, bool logs) : workers_(workers), logs_(logs) {}
 
@@ -55,7 +55,7 @@ class StoreHistory {
     if (logs_) log_.push_back({StoreEvent::Kind::taken, worker, pushes});
   }
 
-  /// [most_missed + 1] How many pushes of a worker were made from weights that lacked so many
+  /// [most_missed + 1] How many pushes of a worker were made from weights that lacked this many
   /// pushes of others.
   [[nodiscard]] std::array<std::uint64_t, most_missed + 1> const& missed(int worker) const {
     return workers_[worker].missed;

@@ -70,7 +70,7 @@ struct StoreWorker {
   std::uint32_t answer_contains = 0;    ///< pushes of all workers in `answer`
   List<std::uint32_t> answer_pushes{};  ///< [workers] of each, as StoreWorkers::added_for
 
-  /// It may push until so many of its pushes wait.
+  /// It may push until this many of its pushes wait.
   void allow(std::size_t ahead) {
     most_ahead = std::max(most_ahead, ahead);
     waiting.reserve(std::min(ahead, most_reserved));

@@ -187,7 +187,7 @@ class SlotCheck {
   virtual void read_rows(int, std::size_t, [[maybe_unused]] bool forward) {
     state_.refuse("has nobody to take rows from");
   }
-  /// Requires that so many values were announced to the cells that take rows of them.
+  /// Requires that this many values were announced to the cells that take rows of them.
   virtual void require_rows_given(int, [[maybe_unused]] bool forward,
                                   [[maybe_unused]] std::uint32_t messages) const {}
 

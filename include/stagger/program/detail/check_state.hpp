@@ -55,7 +55,7 @@ class CheckState {
 
   /// How many instructions the rank has ended after the current one.
   [[nodiscard]] std::uint32_t now() const { return static_cast<std::uint32_t>(index) + 1; }
-  /// Whether the rank knows that another has ended so many instructions.
+  /// Whether the rank knows that another has ended this many instructions.
   [[nodiscard]] bool knows(int other, std::uint32_t instructions) const {
     return other == rank || known_[rank * ranks_ + other] >= instructions;
   }
@@ -126,8 +126,8 @@ class CheckState {
 };
 
 /// Requires that all stages update together, at the end, and that nobody exchanges parameters with
-/// a server. Where the staleness model says otherwise, HeldVersionCheck (check_versions.hpp) replaces
-/// it.
+/// a server. Where the staleness model says otherwise, HeldVersionCheck (check_versions.hpp)
+/// replaces it.
 class VersionCheck {
  public:
   explicit VersionCheck(CheckState const& state) : state_(state) {}

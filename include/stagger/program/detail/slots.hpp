@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The pass that gives every value a slot, and the number of slots that messages need if every
-///         F, I and W takes the same time.
+/// @file   The pass that gives every value a slot, and the number of slots that messages need if
+///         every F, I and W takes the same time.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What all SVG pictures share: the document and its colours, lines of text, and the marks of
-///         an axis.
+/// @file   What all SVG pictures share: the document and its colours, lines of text, and the marks
+///         of an axis.
 
 #include <algorithm>
 #include <cmath>

@@ -64,7 +64,7 @@ struct SvgLayout {
 
   SvgLayout(std::span<SvgPanel const> panels, SvgOptions const& chosen) : options(chosen) {
     if (options.width < 200)
-      raise(Errc::bad_configuration, "an SVG picture ", options.width,
+      raise(Errc::bad_configuration, "an SVG picture cannot be ", options.width,
             " pixels wide; give a width of 200 or more");
     std::size_t ranks = 1;
     for (SvgPanel const& panel : panels) {

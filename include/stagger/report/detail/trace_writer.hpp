@@ -123,7 +123,8 @@ class TraceWriter {
   void step(schedule::Timeline const& timeline, long long number) {
     std::int64_t const origin = process_end_ns_;
     if (origin > to_ns(4e9)) {
-      raise(Errc::bad_data, "a trace of more than 4e9 s; give the times in seconds");
+      raise(Errc::bad_data,
+            "a trace of more than 4e9 s cannot be written; give the times in seconds");
     }
     slices_.clear();
     for (std::size_t r = 0; r < timeline.rows.size(); ++r) {

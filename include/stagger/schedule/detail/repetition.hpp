@@ -80,7 +80,7 @@ struct Pattern {
     return bits;
   }
 
-  /// Can so many backwards of two units still be placed?
+  /// Whether this many backwards of two units can still be placed.
   static constexpr bool holds_pairs(unsigned taken, int count) {
     if (count == 0) return true;
     for (int t = 0; t < period; ++t) {

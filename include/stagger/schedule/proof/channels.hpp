@@ -197,7 +197,8 @@ class ChannelTransfers {
     return none_;
   }
 
-  /// What holds up an action that never ran, or the second of its pair where it is that one's input.
+  /// What holds up an action that never ran, or the second of its pair where it is that one's
+  /// input.
   /// @pre the table was played to a standstill; `index` is the first action of its rank or of its
   /// channel that never ran
   [[nodiscard]] constexpr Held hold(std::size_t index) const {

@@ -185,7 +185,7 @@ template <auto Policy, Shape S, int Limit> struct Prover {
     state.finished = true;
   }
 
-  /// Goes on with a proof for so many looks at ranks and actions.
+  /// Goes on with a proof for this many steps, each a look at a rank or an action.
   static constexpr State advance(State state, int budget) {
     while (budget > 0 && !state.finished) {
       int const rank = state.rank;

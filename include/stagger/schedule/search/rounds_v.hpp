@@ -26,9 +26,9 @@ class RoundsV {
   /// Where a microbatch is on its way: down and up the ranks with its forwards, then its gradients.
   enum Pass : unsigned char { forward_down, forward_up, gradient_down, gradient_up };
 
-  /// @param fill_gradient, fill_forward  a weight gradient before a gradient or a forward that is
-  /// late, although the rank has idle time to spare
-  /// @param spare  [ranks] idle seconds of a former run, which this one may have again; or empty
+  /// @param fill_gradient, fill_forward  whether a weight gradient fills the gap before a late
+  ///        gradient or forward even if the rank may still idle
+  /// @param spare  [ranks] idle seconds of the previous run, which this one may use again; or empty
   RoundsV(Shape shape, Times const& times, Limits const& limits, bool fill_gradient,
           bool fill_forward, Grid<double> spare = {})
       : P_(shape.ranks),

@@ -30,7 +30,7 @@ struct Parcel {
   stagger::detail::ParameterBlock values{};
 
   [[nodiscard]] bool is_push() const noexcept { return kind == pushed || kind == late; }
-  /// Makes room for so many bytes.
+  /// Makes room for this many bytes.
   void keep(std::size_t bytes) {
     if (values.size() != bytes) values.make(nullptr, bytes);
   }
@@ -90,7 +90,7 @@ struct CarriedLayer {
     if (answer.size() != bytes) answer.make(nullptr, bytes);
     if (bytes != 0) std::memcpy(answer.data(), values, bytes);
   }
-  /// The worker asks for so many rounds.
+  /// The worker asks for this many rounds.
   void ask(std::uint32_t rounds) noexcept {
     if (!std::exchange(asks_, true)) behind_ = pushes;
     rounds_ = rounds;
@@ -127,11 +127,12 @@ struct CarriedLayer {
  private:
   bool requested_ = false;    // a request has left, and its answer has not arrived
   bool asks_ = false;         // a request has not left,
-  std::uint32_t rounds_ = 0;  // for so many rounds,
-  std::uint32_t behind_ = 0;  // which follows so many pushes
+  std::uint32_t rounds_ = 0;  // for this many rounds,
+  std::uint32_t behind_ = 0;  // which follows this many pushes
 };
 
-/// The turn of a worker whose pushes are added in turn, and the pushes that are held until it comes.
+/// The turn of a worker whose pushes are added in turn, and the pushes that are held until it
+/// comes.
 struct Turn {
   bool taken = false;                 ///< whether pushes are added in turn
   std::uint32_t granted = 0;          ///< pushes of the stream for which the turn has come

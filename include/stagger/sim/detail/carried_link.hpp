@@ -198,7 +198,8 @@ class CarriedLink final : public ParameterLink, private ParameterListener, priva
     });
   }
   void late_layers(std::uint32_t step, LateSet const& late) noexcept override {
-    // The worker waits for the first choice before its first step, as it does for its first weights.
+    // The worker waits for the first choice before its first step, as it does for its first
+    // weights.
     if (instant() || step == 0) return listener_->late_layers(step, late);
     send([&] {
       std::size_t const number = make(Parcel::choice, layers_.size(), step);

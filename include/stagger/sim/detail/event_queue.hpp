@@ -91,7 +91,7 @@ class Network final : private EventTarget {
 
   [[nodiscard]] Links const& links() const noexcept { return links_; }
 
-  /// Lets an event happen to the receiver when so many bytes have arrived.
+  /// Sends bytes; the receiver's event happens when all have arrived.
   void send(std::uint64_t bytes, Direction direction, EventTarget& receiver, std::uint32_t kind,
             std::size_t number) {
     std::size_t slot = 0;

@@ -25,8 +25,8 @@ inline constexpr double most_late = 0.8;
 /// not positive. Called at the server once for each step, in order, so that it may keep state, also
 /// while workers fail and begin again; if several servers keep the layers, it is called at each
 /// worker, and then starts over. A step has `step.step` (from 0), `step.loss` (the mean over
-/// workers), `step.model_bytes` and `step.workers`. An optional member `check()` throws an Error for
-/// numbers out of range.
+/// workers), `step.model_bytes` and `step.workers`. An optional member `check()` throws an Error
+/// for numbers out of range.
 template <class B>
 concept Budget = std::copyable<B> && std::equality_comparable<B> &&
                  requires(B& budget, stagger::detail::EndedStep const& step) {

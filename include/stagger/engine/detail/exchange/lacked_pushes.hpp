@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the weights of a worker's minibatches contain of the pushes of other workers, and what
-///         they lacked.
+/// @file   What the weights of a worker's minibatches contain of the pushes of other workers, and
+///         what they lacked.
 
 #include <algorithm>
 #include <cstddef>

@@ -38,8 +38,8 @@ struct LinkStatus final : StepStatus {
   using StepStatus::begin_status, StepStatus::failure;
 };
 
-/// A layer whose late values had not arrived when the first forward of its stage in a step began. It
-/// runs in place of the layer in that forward, and looks for them again just before the layer.
+/// A layer whose late values had not arrived when the first forward of its stage in a step began.
+/// It runs in place of the layer in that forward, and looks for them again just before the layer.
 class LateForward {
  public:
   /// @param taker  what takes late values that have arrived: take(taker, layer)
@@ -232,7 +232,8 @@ class OverlappedExchange final : public ServerExchange {
     if (calls().remember != nullptr)
       calls().remember(staleness_.policy, own, layer.kept.data(), part);
   }
-  /// Takes those of a cell's layers that have arrived, and lets its first forward look for the rest.
+  /// Takes those of a cell's layers that have arrived, and lets its first forward look for the
+  /// rest.
   void correct(Instruction const& in) {
     CellLayers const& cell = cells_[in.cell];
     StageRun& stage = machine_.run.cells[in.cell];

@@ -89,7 +89,8 @@ class AgreedOptimizer {
         words_(words_of(machine)),
         change_factor_(change_factor) {}
 
-  /// Multiplies a change that the optimizer has made by the worker's share, if changes are averaged.
+  /// Multiplies a change that the optimizer has made by the worker's share, if changes are
+  /// averaged.
   void share(LayerParameters const& layer, std::byte* change) const noexcept {
     if (change_factor_ != 1) layer.scale_values(change, change_factor_);
   }

@@ -20,9 +20,9 @@
 
 namespace stagger::detail {
 
-/// At the end of a step, the worker pushes its gradients, or the changes that its optimizer makes of
-/// them, and receives the weights of the next step. To these it adds its own changes that they lack;
-/// it keeps so many of them as further versions of the values.
+/// At the end of a step, the worker pushes its gradients, or the changes that its optimizer makes
+/// of them, and receives the weights of the next step. To these it adds its own changes that they
+/// lack; it keeps as many of them as weights may lack, as further versions of the values.
 class StepExchange : public ServerExchange {
  public:
   /// @throws Error  bad_configuration for a staleness model that cannot work
@@ -127,8 +127,9 @@ class StepExchange : public ServerExchange {
   int steps_ = 0;  // taken since the link opened
 
  private:
-  /// Whether a cell's weights and pushes may exchange memory with the link, which saves copies: each
-  /// step's weights contain its push, so that both are used once, and nobody else has views of them.
+  /// Whether a cell's weights and pushes may exchange memory with the link, which saves copies:
+  /// each step's weights contain its push, so that both are used once, and nobody else has views of
+  /// them.
   [[nodiscard]] bool exchanges_memory(std::size_t c) const noexcept {
     return renews_ && machine_.model.grouped == nullptr &&
            machine_.run.storage[program_->cells[c].stage].next == nullptr;
@@ -238,8 +239,8 @@ class LocalExchange final : public StepExchange {
       push(in.cell, cell.layers,
            [this](std::size_t l) { link_->push(l, exchanged()[l].values().data(), false); });
     } else {
-      // From here on the step cannot fail, unless another process fails: then, as after any step that
-      // fails, weights are those of the last mean.
+      // From here on the step cannot fail, unless another process fails: then, as after any step
+      // that fails, weights are those of the last mean.
       if (spread_ ? !machine_.failed() : machine_.commit()) update(in);
       tell(in.cell, 1);
     }
@@ -253,8 +254,8 @@ class LocalExchange final : public StepExchange {
   }
 
  private:
-  /// The process that ran a stage before has sent its values, while those of the server are from the
-  /// last mean. Reading them tells the server which process exchanges the stage.
+  /// The process that ran a stage before has sent its values, while those of the server are from
+  /// the last mean. Reading them tells the server which process exchanges the stage.
   void read_moved() override {
     ParameterBlock unused;
     for (CellLayers const& cell : cells_)

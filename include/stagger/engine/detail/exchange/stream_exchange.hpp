@@ -20,8 +20,8 @@
 
 namespace stagger::detail {
 
-/// How many rounds the newest weights of a cell contain that have arrived, where these are asked for
-/// again and again.
+/// How many rounds the newest weights of a cell contain that have arrived, where these are asked
+/// for again and again.
 class ArrivedRounds {
  public:
   void begin(std::size_t layers) {
@@ -67,8 +67,8 @@ class ArrivedRounds {
 /// lack, and the snapshots to ask for.
 ///
 /// Where pushes are added in the order of workers, it asks for each snapshot as soon as it has the
-/// one before. Where they are added on arrival, it asks for the newest weights behind each push, and
-/// a version waits for them only if those that are there lack rounds that it needs.
+/// one before. Where they are added on arrival, it asks for the newest weights behind each push,
+/// and a version waits for them only if those that are there lack rounds that it needs.
 class StreamExchange final : public ServerExchange {
  public:
   /// @throws Error  bad_configuration for a staleness model that cannot work
