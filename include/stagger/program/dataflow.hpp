@@ -75,11 +75,6 @@ struct Dataflow {
   }
   [[nodiscard]] std::uint32_t length_at(std::size_t cell) const { return length[cells[cell].rank]; }
   [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].depth + 1 == depths; }
-  /// The first signal that belongs to no edge: one for each rank that has handed in its gradients,
-  /// then one for each rank that has finished.
-  [[nodiscard]] std::uint32_t handed_in() const noexcept {
-    return static_cast<std::uint32_t>((cells.size() + row_edges.size()) * signals_per_edge);
-  }
   /// Whether the ends of an edge are on different ranks.
   [[nodiscard]] bool crosses(DirectedEdge const& e) const {
     return cells[e.sender].rank != cells[e.receiver].rank;

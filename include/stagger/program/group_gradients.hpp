@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <utility>
 
-#include <stagger/core/error.hpp>
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/lay_out_options.hpp>
@@ -48,11 +48,7 @@ class GradientGrouping {
     Program made = old_;
     made.groups = groups_;
     made.pushes_groups = old_.training && rules_.push;
-    std::size_t const signals = old_.signals.size() + 2 * old_.cells.size();
-    if (signals > 65535)
-      raise(Errc::bad_schedule, old_.cells.size(), " stages on ", old_.ranks.size(),
-            " ranks need more signals than a program can number; use fewer");
-    made.signals.resize(signals);
+    resize_signals(made, old_.signals.size() + 2 * old_.cells.size());
     for (std::size_t s = old_.signals.size(); s-- > inner_;)  // those of a server stay the last
       made.signals[s + 2 * old_.cells.size()] = std::exchange(made.signals[s], SignalEnds{});
     for (std::size_t r = 0; r < old_.ranks.size(); ++r) made.ranks[r] = computing_rank(r);
@@ -77,12 +73,6 @@ class GradientGrouping {
     return static_cast<std::uint32_t>(inner_ + 2 * cell);
   }
   [[nodiscard]] std::uint32_t summed(std::size_t cell) const { return ready(cell) + 1; }
-  /// The signal that a rank has added up its squares and a higher rank can continue; without groups
-  /// `hand_in` gives it.
-  [[nodiscard]] std::uint32_t squared(int rank) const {
-    return signal_of(old_.cells.size() + old_.row_edges.size(), EdgeSignal::forward_full) +
-           static_cast<std::uint32_t>(rank);
-  }
 
   [[gnu::cold]] RankProgram computing_rank(std::size_t number) const {
     RankProgram const& old = old_.ranks[number];
@@ -153,9 +143,9 @@ class GradientGrouping {
       for (std::size_t d = own.first; d < own.end; ++d)
         if (!rules_.by_library || d == c) rank.add_wait(finish, summed(d), own.groups);
       if (rules_.chain_squares && c != own.first)
-        rank.add_wait(finish, squared(cells[c - 1].rank), 1);
+        rank.add_wait(finish, old_.handed_in(cells[c - 1].rank), 1);
     }
-    if (rules_.chain_squares) finish.add_signal(squared(self));
+    if (rules_.chain_squares) finish.add_signal(old_.handed_in(self));
     finish.add_signal(done);
     rank.code.push_back(finish);
   }
@@ -169,10 +159,9 @@ class GradientGrouping {
     for (std::size_t c = 0; c < cells.size(); ++c)
       if (std::cmp_equal(cells[c].rank, self) && held_[c].shared()) own.push_back(c);
     if (own.empty()) return;
-    for (std::size_t i = 1; i < own.size(); ++i)
-      for (std::size_t j = i;
-           j > 0 && held_[own[j]].last_backward < held_[own[j - 1]].last_backward; --j)
-        std::swap(own[j], own[j - 1]);
+    std::sort(own.begin(), own.end(), [&](std::size_t a, std::size_t b) {
+      return held_[a].last_backward < held_[b].last_backward;
+    });
     int const number = static_cast<int>(made.ranks.size());
     RankProgram rank;
     rank.reducer_for = static_cast<int>(self);

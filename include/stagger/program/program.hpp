@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/schedule/action.hpp>
@@ -438,7 +439,16 @@ struct Program {
     if (!in.snapshot()) return 0;
     return !flushes ? in.rounds() + (in.last_pull() ? 1 : 0) : late ? 2 : 1;
   }
-  /// The signal by which a server notifies a cell of rounds. @pre exchanges()
+  /// The signals after those of the edges: that a rank has handed in its gradients, or if there are
+  /// gradient groups that a higher rank can go on with its squares; and that a rank has finished.
+  [[nodiscard]] std::uint32_t handed_in(std::integral auto rank) const noexcept {
+    return signal_of(cells.size() + row_edges.size(), EdgeSignal{}) +
+           static_cast<std::uint32_t>(rank);
+  }
+  [[nodiscard]] std::uint32_t finished(int rank) const noexcept {
+    return handed_in(computing + rank);
+  }
+  /// The signal by which a server notifies a cell of rounds: these are the last. @pre exchanges()
   [[nodiscard]] std::uint32_t outside_signal(std::size_t cell) const noexcept {
     return static_cast<std::uint32_t>(signals.size() - cells.size() + cell);
   }
@@ -460,6 +470,14 @@ template <class Visit> void each_stage(Program const& program, Visit visit) {
     if (s == stage) found = cells;
   });
   return found;
+}
+
+/// @throws Error  bad_schedule for more signals than a program can number
+[[gnu::cold]] inline void resize_signals(Program& program, std::size_t count) {
+  if (count > 65535)
+    raise(Errc::bad_schedule, program.cells.size(), " stages on ", program.computing,
+          " ranks need more signals than a program can number; use fewer");
+  program.signals.resize(count);
 }
 
 }  // namespace detail

@@ -50,27 +50,26 @@ namespace stagger::detail {
 /// @tparam Model  StalenessModel
 template <class Model> class LoneUpdateWriter final : public UpdateWriter {
  public:
+  /// @param program    says whether it flushes
   /// @param versions   [cells] of their weights; none: all stages update together, at the end
   /// @param staleness  what is pushed to a parameter server, if there is one
-  [[gnu::cold]] LoneUpdateWriter(Dataflow const& flow, FixedArray<Versions> const& versions,
-                                 Model const& staleness)
-      : flow_(flow),
+  [[gnu::cold]] LoneUpdateWriter(Program& program, Dataflow const& flow,
+                                 FixedArray<Versions> const& versions, Model const& staleness)
+      : program_(program),
+        flow_(flow),
         versions_(versions),
-        flushes_(versions.size() == 0 || staleness.in_step()),
-        push_minibatches_(flow.training ? staleness.push_minibatches : 0),
-        late_(flow.training && staleness.late != nullptr),
-        immediate_(late_ && staleness.immediate),
+        immediate_(staleness.immediate),
         updates_made_(flow.cells.size()),
         pulls_made_(flow.cells.size()),
-        awaited_(flow.cells.size()) {}
-
-  [[gnu::cold]] void describe(Program& program) const override {
-    if (!flushes_) program.updates = static_cast<int>(versions_[0].updates.size());
-    program.push_minibatches = push_minibatches_;
-    program.late = late_;  // answers may arrive in the next step
+        awaited_(flow.cells.size()) {
+    if (!program.flushes) program.updates = static_cast<int>(versions[0].updates.size());
+    if (!flow.training) return;
+    program.push_minibatches = staleness.push_minibatches;
+    program.late = staleness.late != nullptr;
   }
+
   [[gnu::cold]] void before_forward(RankProgram& rank, std::size_t c, std::uint32_t unit) override {
-    if (flushes_)
+    if (program_.flushes)
       add_correction(rank, c);
     else
       add_pulls(rank, c, unit);
@@ -85,7 +84,7 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     corrected_ = 0;
   }
   [[gnu::cold]] void end_rank(RankProgram& rank, int self) override {
-    if (flushes_ && push_minibatches_ != 0) add_exchange(rank, self);
+    if (program_.flushes && program_.exchanges()) add_exchange(rank, self);
     for (std::size_t c = 0; c < versions_.size(); ++c)
       if (flow_.cells[c].rank == self) add_pulls(rank, c, static_cast<std::uint32_t>(flow_.units));
   }
@@ -102,8 +101,8 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     apply.version = updates[next].from;
     apply.next_version = updates[next].to;
     rank.code.push_back(apply);
-    if (push_minibatches_ == 0 || flushes_) return;  // in a step it is pushed at the end
-    auto const per_push = static_cast<std::uint32_t>(push_minibatches_);
+    if (!program_.exchanges() || program_.flushes) return;  // in a step it is pushed at the end
+    auto const per_push = static_cast<std::uint32_t>(program_.push_minibatches);
     if ((next + 1) % per_push != 0 && next + 1 != updates.size()) return;
     Instruction push = apply;
     push.op = Op::push;
@@ -120,20 +119,14 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
       Instruction pull = instruction_on(flow_.cells, c, Op::pull);
       pull.version = made.from;
       pull.next_version = made.to;
-      bool const last = unit == flow_.units;
-      if (made.snapshot) pull.set_snapshot(made.rounds, made.waves, last);
-      std::uint32_t const count = made.rounds + (last ? 1 : 0);
-      if (made.snapshot && count > awaited_[c]) {
-        awaited_[c] = count;
-        rank.add_wait(pull, outside_signal(c), count);
-      }
-      rank.code.push_back(pull);
+      if (made.snapshot) pull.set_snapshot(made.rounds, made.waves, unit == flow_.units);
+      add_awaiting(rank, pull);
     }
   }
 
   /// Adds a pull before the first forward of a step, for late values that have arrived.
   void add_correction(RankProgram& rank, std::size_t c) {
-    if (!immediate_ || pulls_made_[c]++ != 0) return;
+    if (!program_.late || !immediate_ || pulls_made_[c]++ != 0) return;
     rank.code.push_back(instruction_on(flow_.cells, c, Op::pull));
     corrected_ = rank.code.size();
   }
@@ -145,26 +138,21 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
         if (flow_.cells[c].rank != self || !is_first_holder(flow_.cells, c)) continue;
         Instruction in = instruction_on(flow_.cells, c, op);
         if (op == Op::pull) in.set_snapshot(0, 0, false);
-        if (std::uint32_t const count = answers_for(in); count != 0)
-          rank.add_wait(in, outside_signal(c), count);
-        rank.code.push_back(in);
+        add_awaiting(rank, in);
       }
   }
 
-  /// Program::answers_for of a step.
-  [[nodiscard]] std::uint32_t answers_for(Instruction const& in) const {
-    return (in.op == Op::pull ? 1U : 0U) + (late_ ? 1U : 0U);
-  }
-  [[nodiscard]] std::uint32_t outside_signal(std::size_t c) const {
-    return flow_.handed_in() + 2 * static_cast<std::uint32_t>(flow_.ranks()) +
-           static_cast<std::uint32_t>(c);
+  /// Appends an instruction, which waits for what it needs of the server, unless one before it did.
+  void add_awaiting(RankProgram& rank, Instruction in) {
+    std::uint32_t const count = program_.answers_for(in);
+    if (count > awaited_[in.cell])
+      rank.add_wait(in, program_.outside_signal(in.cell), awaited_[in.cell] = count);
+    rank.code.push_back(in);
   }
 
+  Program const& program_;
   Dataflow const& flow_;
   FixedArray<Versions> const& versions_;
-  bool flushes_;
-  int push_minibatches_;
-  bool late_;
   bool immediate_;
   std::size_t corrected_ = 0;         // forward behind a pull of late values; 0: none
   List<std::uint32_t> updates_made_;  // [cells] in the instructions written so far
@@ -175,9 +163,9 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
 template <class Model> VersionPasses const* version_passes() noexcept {
   static constexpr VersionPasses passes{
       &versions_of,
-      [](Dataflow const& flow, FixedArray<Versions> const& versions,
+      [](Program& program, Dataflow const& flow, FixedArray<Versions> const& versions,
          Model const& model) -> std::unique_ptr<UpdateWriter> {
-        return std::make_unique<LoneUpdateWriter<Model>>(flow, versions, model);
+        return std::make_unique<LoneUpdateWriter<Model>>(program, flow, versions, model);
       },
       [](CheckState const& state, Model const& model) -> std::unique_ptr<VersionCheck> {
         return std::make_unique<HeldVersionCheck<Model>>(state, model);

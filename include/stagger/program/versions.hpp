@@ -102,8 +102,6 @@ class VersionCheck;
 class UpdateWriter {
  public:
   virtual ~UpdateWriter() = default;
-  /// Says in the program what the instructions will be. Called first.
-  virtual void describe(Program& program) const = 0;
   /// Before the forward of a unit on cell `c`.
   virtual void before_forward(RankProgram& rank, std::size_t c, std::uint32_t unit) = 0;
   /// After the action of cell `c` at `position`.
@@ -119,7 +117,8 @@ struct VersionPasses {
   /// @return       [cells] without updates where a cell updates with the others; none where all do
   /// @throws Error bad_schedule for a table that does not fit the staleness model
   FixedArray<Versions> (*versions)(Dataflow const&, StalenessModel const&, bool sums);
-  std::unique_ptr<UpdateWriter> (*writer)(Dataflow const&, FixedArray<Versions> const&,
+  /// Also says in the program what it will write.
+  std::unique_ptr<UpdateWriter> (*writer)(Program&, Dataflow const&, FixedArray<Versions> const&,
                                           StalenessModel const&);
   std::unique_ptr<VersionCheck> (*check)(CheckState const&, StalenessModel const&);
 };

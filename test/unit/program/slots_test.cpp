@@ -54,7 +54,8 @@ TEST_CASE("program/assign_slots: values that are alive together lie in different
     auto flow = read_table(table, nullptr);
     connect(flow);
     auto const plan = assign_slots(flow, {flow.cells.size(), spare}, recompute);
-    CHECK(plan.y.size() + plan.dx.size() == 0);
+    for (auto const* gathered : {&plan.y, &plan.dx})
+      for (auto const& messages : *gathered) CHECK(messages.slots == 0);
     for (std::size_t c = 0; c < flow.cells.size(); ++c) {
       auto const& use = flow.uses[c];
       REQUIRE(apart(plan.kept[c], recompute ? use.gradient : use.forward, use.end));

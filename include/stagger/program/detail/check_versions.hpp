@@ -40,10 +40,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
 
   [[gnu::cold]] void read(Instruction const& in) override {
     if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
-    if (!alone(in.cell)) {
-      if (in.version != 0) state_.refuse("reads another version of its weights than the only one");
-      return;
-    }
+    if (!alone(in.cell)) return VersionCheck::read(in);
     Weights& own = cells_[in.cell];
     Held& wanted = own.wanted[in.microbatch];
     if (gives_output(in.op)) {
@@ -68,7 +65,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
   }
 
   [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) override {
-    if (!alone(in.cell)) state_.refuse("updates alone a stage that updates with the others");
+    if (!alone(in.cell)) return VersionCheck::apply(in, ended);
     Weights& own = cells_[in.cell];
     auto const made = static_cast<std::uint32_t>(own.made);
     auto const per_update = static_cast<std::uint32_t>(per_update_);
@@ -100,8 +97,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
       if (!in.snapshot() && (!state_.program.late || exchanged_[in.cell] != none_yet))
         state_.refuse("corrects weights that have been read in the step");
       if (!in.snapshot()) return;
-      if (state_.awaited(state_.program.outside_signal(in.cell)) < state_.program.answers_for(in))
-        state_.refuse("takes a snapshot that it has not waited for");
+      require_awaited(in);
       return exchange_once(in);
     }
     Weights& own = exchanged(in);
@@ -117,11 +113,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     int const pushes = rounds + in.waves();
     if (pushes > own.pushes)
       state_.refuse("wants own push ", pushes - 1, " after ", own.pushes, " of them");
-    if (rounds > 0 || in.last_pull()) {
-      auto const signal = state_.program.outside_signal(in.cell);
-      if (state_.awaited(signal) < in.rounds() + (in.last_pull() ? 1 : 0))
-        state_.refuse("takes a snapshot that it has not waited for");
-    }
+    require_awaited(in);
     to = {.updates = std::min(pushes * per_push_, state_.program.updates), .rounds = rounds};
   }
 
@@ -161,6 +153,10 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
   };
   enum Exchanged : std::uint8_t { none_yet, read_once, pushed, pulled };
   [[nodiscard]] bool alone(std::size_t c) const { return cells_.size() != 0 && cells_[c].alone; }
+  void require_awaited(Instruction const& pull) const {
+    if (state_.awaited(state_.program.outside_signal(pull.cell)) < state_.program.answers_for(pull))
+      state_.refuse("takes a snapshot that it has not waited for");
+  }
   /// Checks that there is one push of a step, or those of its groups, and then one pull.
   void exchange_once(Instruction const& in) {
     auto& done = exchanged_[in.cell];

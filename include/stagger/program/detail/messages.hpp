@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <span>
 
 #include <stagger/core/algorithm.hpp>
 #include <stagger/core/list.hpp>

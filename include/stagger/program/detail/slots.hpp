@@ -37,7 +37,7 @@ struct SlotCounts {
 
 struct SlotPlan {
   FixedArray<Messages> x, dy, kept, inner;  // [cells]
-  FixedArray<Messages> y, dx;               // [cells] only of cells from which others gather
+  FixedArray<Messages> y, dx;               // [cells] of those from which others gather
 
   [[nodiscard]] Messages& of(DirectedEdge const& e) {
     return e.by_rows ? (e.forward ? y : dx)[e.sender] : (e.forward ? x : dy)[e.receiver];
@@ -52,12 +52,8 @@ struct SlotPlan {
                                                          SlotCounts const& counts, bool recompute) {
   std::size_t const cells = flow.cells.size();
   SlotPlan plan;
-  for (auto* messages : {&plan.x, &plan.dy, &plan.kept, &plan.inner})
+  for (auto* messages : {&plan.x, &plan.dy, &plan.kept, &plan.inner, &plan.y, &plan.dx})
     *messages = FixedArray<Messages>(cells);
-  if (!flow.row_edges.empty()) {
-    plan.y = FixedArray<Messages>(cells);
-    plan.dx = FixedArray<Messages>(cells);
-  }
   for (std::size_t c = 0; c < cells; ++c) {
     CellUse const& use = flow.uses[c];
     std::size_t const length = flow.length_at(c);

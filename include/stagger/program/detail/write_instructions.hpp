@@ -9,7 +9,6 @@
 #include <utility>
 
 #include <stagger/core/algorithm.hpp>
-#include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>
@@ -33,25 +32,16 @@ namespace stagger::detail {
     cell.inner_slots = plan.inner[c].slots;
     if (versions.size() != 0) cell.versions = versions[c].slots;
     cell.alone = program.flushes && updates_alone(versions, c);
-    if (cell.gathers_gradient) cell.y_slots = plan.y[c].slots;
-    if (cell.gathers_input) cell.dx_slots = 1;
-    for (DirectedEdge const& e : flow.sent[c])
-      if (e.by_rows && !e.forward) cell.dx_slots = std::max(1U, plan.dx[c].slots);
+    cell.y_slots = plan.y[c].slots;
+    if (cell.gathers_input) cell.dx_slots = std::max(1U, plan.dx[c].slots);
   }
 }
 
 /// Sets the sender and the receiver of each signal.
 /// @throws Error  bad_schedule for more signals than a program can number
-/// @param exchanges  whether a server gives each cell a signal for rounds
-[[gnu::cold]] inline void name_signals(Program& program, Dataflow const& flow, bool exchanges) {
-  std::size_t const ranks = flow.parts.size();
-  std::uint32_t const handed_in = flow.handed_in();
-  std::uint32_t const done = handed_in + static_cast<std::uint32_t>(ranks);
-  std::size_t const outside = exchanges ? flow.cells.size() : 0;
-  if (done + ranks + outside > 65535)
-    raise(Errc::bad_schedule, flow.cells.size(), " stages on ", ranks,
-          " ranks need more signals than a program can number; use fewer");
-  program.signals.resize(done + ranks + outside);
+[[gnu::cold]] inline void name_signals(Program& program, Dataflow const& flow) {
+  std::size_t const outside = program.exchanges() ? flow.cells.size() : 0;
+  resize_signals(program, program.handed_in(2 * program.computing) + outside);
   for (auto const& edges : flow.sent)
     for (DirectedEdge const& e : edges) {
       Cell const& sender = flow.cells[e.sender];
@@ -60,11 +50,11 @@ namespace stagger::detail {
                                          std::min(sender.depth, receiver.depth)};
       program.signals[free_signal(e)] = {receiver.rank, sender.rank};
     }
-  for (std::uint32_t r = 0; r < ranks; ++r)
-    program.signals[handed_in + r] =
-        program.signals[done + r] = {static_cast<int>(r), SignalEnds::everyone};
+  for (int r = 0; r < program.computing; ++r)
+    program.signals[program.handed_in(r)] =
+        program.signals[program.finished(r)] = {r, SignalEnds::everyone};
   for (std::size_t c = 0; c < outside; ++c)
-    program.signals[done + ranks + c] = {SignalEnds::outside, flow.cells[c].rank};
+    program.signals[program.outside_signal(c)] = {SignalEnds::outside, flow.cells[c].rank};
 }
 
 /// Writes the instructions of all ranks, one row of the table at a time.
@@ -81,29 +71,27 @@ class InstructionWriter {
         plan_(plan),
         versions_(versions),
         recompute_(recompute),
-        flushes_(versions.size() == 0 || staleness.in_step()) {
-    if (staleness.passes != nullptr) updates_ = staleness.passes->writer(flow, versions, staleness);
-  }
+        staleness_(staleness) {}
 
   /// @throws Error  bad_schedule for more signals than a program can number
   [[nodiscard]] [[gnu::cold]] Program write() {
-    Program program;
-    program.stages = flow_.stages;
-    program.microbatches = static_cast<int>(flow_.units);
-    program.training = flow_.training;
-    program.flushes = flushes_;
-    if (updates_ != nullptr) updates_->describe(program);
-    program.computing = flow_.ranks();
-    program.row_edges = flow_.row_edges;
-    add_cells(program, flow_, plan_, versions_, recompute_);
-    name_signals(program, flow_, program.exchanges());
-    awaited_.assign(program.signals.size(), 0);
-    for (int r = 0; r < flow_.ranks(); ++r) add_rank(program, r);
-    return program;
+    program_.stages = flow_.stages;
+    program_.microbatches = static_cast<int>(flow_.units);
+    program_.training = flow_.training;
+    program_.flushes = versions_.size() == 0 || staleness_.in_step();
+    program_.computing = flow_.ranks();
+    program_.row_edges = flow_.row_edges;
+    if (staleness_.passes != nullptr)
+      updates_ = staleness_.passes->writer(program_, flow_, versions_, staleness_);
+    add_cells(program_, flow_, plan_, versions_, recompute_);
+    name_signals(program_, flow_);
+    awaited_.assign(program_.signals.size(), 0);
+    for (int r = 0; r < flow_.ranks(); ++r) add_rank(r);
+    return std::move(program_);
   }
 
  private:
-  [[gnu::cold]] void add_rank(Program& program, int self) {
+  [[gnu::cold]] void add_rank(int self) {
     known_.assign(flow_.parts.size(), 0);
     RankProgram rank;
     int in_flight = 0;
@@ -121,10 +109,10 @@ class InstructionWriter {
       if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
       if (schedule::ends_flight(action.kind) || !flow_.training) --in_flight;
     }
-    if (flow_.training && flushes_) add_end(rank, self);
+    if (flow_.training && program_.flushes) add_end(rank, self);
     if (updates_ != nullptr) updates_->end_rank(rank, self);
-    program.ranks.push_back(std::move(rank));
-    program.peak_in_flight.push_back(peak);
+    program_.ranks.push_back(std::move(rank));
+    program_.peak_in_flight.push_back(peak);
   }
 
   // A rank counts two parts of each position of another: what is gathered for the action, and the
@@ -237,10 +225,6 @@ class InstructionWriter {
 
   /// The end of a training step on one rank. Of several owners of a stage, the lowest rank adds up.
   [[gnu::cold]] void add_end(RankProgram& rank, int self) {
-    auto const of_rank = [](std::uint32_t first_signal, int r) {
-      return first_signal + static_cast<std::uint32_t>(r);
-    };
-    std::uint32_t const done = flow_.handed_in() + static_cast<std::uint32_t>(flow_.ranks());
     Instruction hand_in;
     hand_in.op = Op::hand_in;
     Instruction finish;
@@ -249,17 +233,17 @@ class InstructionWriter {
       if (flow_.cells[c].stage != flow_.cells[lowest].stage) lowest = c;
       if (c == lowest) continue;
       if (flow_.cells[c].rank == self && hand_in.signal_count == 0)
-        hand_in.add_signal(of_rank(flow_.handed_in(), self));
+        hand_in.add_signal(program_.handed_in(self));
       if (flow_.cells[lowest].rank == self)
-        rank.add_wait(finish, of_rank(flow_.handed_in(), flow_.cells[c].rank), 1);
+        rank.add_wait(finish, program_.handed_in(flow_.cells[c].rank), 1);
     }
     if (hand_in.signal_count != 0) rank.code.push_back(hand_in);
-    finish.add_signal(of_rank(done, self));
+    finish.add_signal(program_.finished(self));
     rank.code.push_back(finish);
     Instruction update;
     update.op = Op::update;
     for (int other = 0; other < flow_.ranks(); ++other)
-      if (other != self) rank.add_wait(update, of_rank(done, other), 1);
+      if (other != self) rank.add_wait(update, program_.finished(other), 1);
     rank.code.push_back(update);
   }
 
@@ -268,8 +252,9 @@ class InstructionWriter {
   SlotPlan const& plan_;
   FixedArray<Versions> const& versions_;
   bool recompute_;
-  bool flushes_;
-  std::unique_ptr<UpdateWriter> updates_;
+  StalenessModel const& staleness_;
+  Program program_;
+  std::unique_ptr<UpdateWriter> updates_;  // null: all stages update together, at the end
   List<std::uint32_t> known_;    // [ranks] parts of positions that the rank knows to be done
   List<std::uint32_t> awaited_;  // [signals] the highest count that any rank waits for
   List<std::uint16_t> gives_;    // signals of the current instruction
