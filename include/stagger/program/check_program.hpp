@@ -70,12 +70,6 @@ namespace detail {
   state.place_gives();
 }
 
-/// Makes the checks that replace the usual ones where there are replicas or gradient groups.
-struct SharedChecks {
-  std::unique_ptr<SlotCheck> (*slots)(CheckState const&, bool recompute);
-  std::unique_ptr<GradientCheck> (*gradients)(CheckState const&, LayOutOptions const&);
-};
-
 /// Plays a program once, and compares its effects with its table, the slots, the sums of gradients
 /// and the versions of the weights.
 class ProgramCheck {
@@ -85,12 +79,11 @@ class ProgramCheck {
       : program_(program),
         table_(table),
         state_(program),
-        slots_(options.shared_checks != nullptr
-                   ? options.shared_checks->slots(state_, options.recompute && program.training)
+        slots_(options.shared != nullptr
+                   ? options.shared->slots(state_, options.recompute && program.training)
                    : std::make_unique<SlotCheck>(state_, options.recompute && program.training)),
-        gradients_(options.shared_checks != nullptr
-                       ? options.shared_checks->gradients(state_, options)
-                       : std::make_unique<GradientCheck>(state_, options)),
+        gradients_(options.shared != nullptr ? options.shared->gradients(state_, options)
+                                             : std::make_unique<GradientCheck>(state_, options)),
         versions_(options.staleness.passes != nullptr
                       ? options.staleness.passes->check(state_, options.staleness)
                       : std::make_unique<VersionCheck>(state_)),

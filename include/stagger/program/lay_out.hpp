@@ -79,7 +79,7 @@ namespace detail {
     program = write();
   }
   if (options.groups != nullptr)
-    program = options.group_gradients(program, *options.groups, options.grouping);
+    program = options.shared->group_gradients(program, *options.groups, options.grouping);
   detail::drop_unawaited(program);
   return program;
 }

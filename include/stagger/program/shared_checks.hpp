@@ -9,11 +9,11 @@
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/program/check_program.hpp>
 #include <stagger/program/detail/check_gradients.hpp>
 #include <stagger/program/detail/check_slots.hpp>
 #include <stagger/program/detail/check_state.hpp>
 #include <stagger/program/detail/lay_out_options.hpp>
+#include <stagger/program/group_gradients.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
@@ -181,7 +181,8 @@ class GroupCheck final : public GradientCheck {
   List<std::uint32_t> parts_at_;  // [cells][groups] instructions ended after that part
 };
 
-inline constexpr SharedChecks shared_checks{
+inline constexpr SharedPasses shared_passes{
+    &group_gradients,
     [](CheckState const& state, bool recompute) -> std::unique_ptr<SlotCheck> {
       return std::make_unique<RowCheck>(state, recompute);
     },

@@ -62,7 +62,7 @@ TEST_CASE("cuda/GroupSums: all groups but the last are issued before the last ba
       groups.push_back({s, lowest, lowest == 2 ? sg::GradientGroup::all : lowest});
   auto const table = c.schedule.table({.ranks = 2, .microbatches = 3});
   auto const program = sg::lay_out(
-      table, {.replicas = &c.replicas, .groups = &groups, .group_gradients = &sg::group_gradients});
+      table, {.replicas = &c.replicas, .groups = &groups, .shared = &sg::detail::shared_passes});
   std::vector<int> place;
   for (auto const& rank : program.ranks)
     place.push_back(rank.reducer_for < 0 ? static_cast<int>(place.size()) : rank.reducer_for);

@@ -408,7 +408,7 @@ TEST_CASE("engine/each_pass: a program that updates at another time is refused",
     options.replicas = &replicas;
     sg::List<sg::GradientGroup> const* const groups = train.machine().groups();
     options.groups = groups;
-    replicas.ops()->groups->complete(options);
+    options.shared = replicas.ops()->groups->passes;
     auto const table =
         grouped.ops->table(grouped, schedule.table({.ranks = 1, .microbatches = 3}), replicas);
     sg::Program const good = sg::lay_out(table, options);

@@ -127,7 +127,7 @@ TEST_CASE("engine/GradientGroups: each holder takes its part of every group once
         {.ranks = one.positions, .microbatches = 4, .chunks = one.schedule.each});
     auto const program = sg::lay_out(
         table,
-        {.replicas = &one.replicas, .groups = &groups, .group_gradients = &sg::group_gradients});
+        {.replicas = &one.replicas, .groups = &groups, .shared = &sg::detail::shared_passes});
     CHECK(sg::play(program).empty());
     CHECK(program.computing == static_cast<int>(one.replicas.parts().size()));
     std::vector<int> holders(static_cast<std::size_t>(stages));
@@ -457,7 +457,7 @@ TEST_CASE("engine/GradientGroups: holders of a stage share the squares of its gr
     sg::LayOutOptions laying;
     laying.replicas = &machine.options().replicas;
     laying.groups = machine.groups();
-    laying.group_gradients = &sg::group_gradients;
+    laying.shared = &sg::detail::shared_passes;
     auto const program = sg::lay_out(sg::schedule::GPipe{}.table({1, 2, 1}), laying);
     machine.load(program);
     Squares squares;

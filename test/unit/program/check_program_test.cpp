@@ -13,7 +13,6 @@
 
 #include <stagger/engine/replicas.hpp>
 #include <stagger/engine/setup.hpp>
-#include <stagger/program/group_gradients.hpp>
 #include <stagger/program/lay_out.hpp>
 #include <stagger/program/sections.hpp>
 #include <stagger/program/shared_checks.hpp>
@@ -59,8 +58,7 @@ struct Made {
     options.groups = groups.get();
     options.sections = sections.get();
     options.connect_sections = &detail::connect_sections;
-    options.group_gradients = &group_gradients;
-    if (replicas || groups) options.shared_checks = &detail::shared_checks;
+    if (replicas || groups) options.shared = &detail::shared_passes;
     program = lay_out(table, options);
   }
 };
@@ -489,7 +487,7 @@ TEST_CASE("program/require_sound: rows and gradient groups are refused by the pl
     if (!shares) continue;
     CAPTURE(one->name);
     Made other = *one;
-    other.options.shared_checks = nullptr;
+    other.options.shared = nullptr;
     std::string const sentence = said(other.program, other);
     CAPTURE(sentence);
     CHECK((sentence.find("nobody") != std::string::npos ||

@@ -56,7 +56,7 @@ TEST_CASE("program/group_gradients: stages with two owners are added up in parts
       LayOutOptions options;
       options.groups = &groups;
       options.grouping.chain_squares = chain;
-      options.shared_checks = &detail::shared_checks;
+      options.shared = &detail::shared_passes;
       CAPTURE(each, chain);
       auto const cells = plain.cells.size();
       auto const parts = static_cast<std::size_t>(each);
@@ -97,8 +97,7 @@ TEST_CASE(
   staleness::Synchronous const in_step;
   options.staleness = detail::staleness_model<true>(in_step);
   options.grouping.push = true;
-  options.group_gradients = &group_gradients;
-  options.shared_checks = &detail::shared_checks;
+  options.shared = &detail::shared_passes;
   std::mt19937 random(1);
   for (bool const split : {false, true}) {
     auto const table =

@@ -12,16 +12,13 @@
 #include <stagger/core/list.hpp>
 #include <stagger/program/program.hpp>
 
-namespace stagger {
-struct LayOutOptions;
-}  // namespace stagger
-
 namespace stagger::detail {
 
 class Machine;
 struct Clock;
 struct GradientGroupOps;
 struct RankState;
+struct SharedPasses;
 
 /// The layers of a stage that a gradient group covers.
 struct GroupExtent {
@@ -104,8 +101,7 @@ struct GroupingRun {
 };
 
 struct GradientGroupOps {
-  /// Adds the functions that lay out and check programs with groups.
-  void (*complete)(LayOutOptions&);
+  SharedPasses const* passes;  // which lay out and check programs with groups
   // Functions for the machine.
   void (*load)(Machine&);
   void (*begin_step)(Machine&);

@@ -16,7 +16,6 @@
 #include <stagger/engine/detail/grouping_decision.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/setup.hpp>
-#include <stagger/program/group_gradients.hpp>
 #include <stagger/program/shared_checks.hpp>
 
 namespace stagger::detail {
@@ -145,10 +144,7 @@ struct GradientGroups {
   }
 };
 
-inline constexpr GradientGroupOps gradient_group_ops{[](LayOutOptions& options) {
-                                                       options.group_gradients = &group_gradients;
-                                                       options.shared_checks = &shared_checks;
-                                                     },
+inline constexpr GradientGroupOps gradient_group_ops{&shared_passes,
                                                      &GradientGroups::load,
                                                      &GroupingDecision::begin_step,
                                                      &GroupingDecision::end_step,

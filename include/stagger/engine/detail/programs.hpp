@@ -45,16 +45,26 @@ class Programs {
   Programs(Setup const& setup, Options const& options, int positions, bool shards,
            bool sums_by_library)
       : schedule_(setup.schedule),
-        staleness_(setup.staleness),
         options_(options),
-        group_ops_(options.replicas.ops() != nullptr ? options.replicas.ops()->groups
-                                                     : setup.grouping.ops),
         grouped_(setup.grouped),
         stages_(static_cast<int>(setup.cuts.size()) + 1),
-        positions_(positions),
-        shards_(shards),
-        sums_by_library_(sums_by_library),
-        pushes_groups_(setup.server.pushes_groups) {}
+        positions_(positions) {
+    laying_.recompute = options.recompute;
+    laying_.spare_slots = options.spare_slots;
+    laying_.staleness = setup.staleness;
+    laying_.replicas = &options.replicas;
+    if (grouped_ != nullptr) {
+      laying_.sections = &grouped_->ops->sections(*grouped_);
+      laying_.connect_sections = grouped_->ops->connect;
+      if (grouped_->updates != nullptr) laying_.staleness = *grouped_->updates;
+    }
+    GradientGroupOps const* const groups =
+        options.replicas.ops() != nullptr ? options.replicas.ops()->groups : setup.grouping.ops;
+    if (groups != nullptr) laying_.shared = groups->passes;
+    laying_.grouping = {.chain_squares = shards && options.clip_norm.has_value(),
+                        .by_library = sums_by_library,
+                        .push = setup.server.pushes_groups};
+  }
   [[gnu::cold]] [[gnu::noinline]] ~Programs() = default;
 
   /// @param groups  gradient groups that are added up while backward runs; null: none
@@ -63,7 +73,7 @@ class Programs {
   [[nodiscard]] [[gnu::cold]] std::shared_ptr<Program const> find(
       std::size_t microbatches, bool training, List<GradientGroup> const* groups) {
     require_microbatches(microbatches);
-    if (training && staleness_ && options_.clip_norm)
+    if (training && laying_.staleness && options_.clip_norm)
       raise(
           Errc::bad_configuration,
           "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
@@ -117,24 +127,10 @@ class Programs {
       raise(Errc::bad_schedule,
             "the schedule made a table without a backward action, which cannot train; evaluate and "
             "predict with it, or train with a schedule such as 1f1b");
-    LayOutOptions options;
-    options.staleness = staleness_;
-    if (grouped_ != nullptr) {
-      made = grouped_->ops->table(*grouped_, made, options_.replicas);
-      options.sections = &grouped_->ops->sections(*grouped_);
-      if (grouped_->updates != nullptr) options.staleness = *grouped_->updates;
-      options.connect_sections = grouped_->ops->connect;
-    }
-    options.recompute = options_.recompute;
-    options.spare_slots = options_.spare_slots;
-    options.replicas = &options_.replicas;
-    options.groups = groups;
-    if (group_ops_ != nullptr) group_ops_->complete(options);
-    options.grouping = {.chain_squares = shards_ && options_.clip_norm.has_value(),
-                        .by_library = sums_by_library_,
-                        .push = pushes_groups_};
-    auto const added = std::make_shared<Program const>(lay_out(made, options));
-    require_sound(*added, made, options);
+    if (grouped_ != nullptr) made = grouped_->ops->table(*grouped_, made, options_.replicas);
+    laying_.groups = groups;
+    auto const added = std::make_shared<Program const>(lay_out(made, laying_));
+    require_sound(*added, made, laying_);
     Known* oldest = known_;  // a free place, or the least recently used one
     for (Known& known : known_)
       if (known.asked < oldest->asked) oldest = &known;
@@ -148,15 +144,11 @@ class Programs {
   static constexpr std::size_t most_known = 8;
 
   ScheduleCall schedule_;
-  StalenessModel staleness_;
   Options const& options_;
-  GradientGroupOps const* group_ops_;  // null: there are no gradient groups
   std::shared_ptr<Grouped const> grouped_;
   int stages_;
   int positions_;
-  bool shards_;
-  bool sums_by_library_;
-  bool pushes_groups_;
+  LayOutOptions laying_;
   Known known_[most_known];
   std::uint64_t asked_ = 0;  // counts calls, as a clock for `asked`
 };

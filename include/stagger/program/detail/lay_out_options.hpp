@@ -3,6 +3,7 @@
 /// @file   The options of a program, on which it depends apart from its table.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include <stagger/core/list.hpp>
@@ -12,11 +13,8 @@
 
 namespace stagger {
 
+struct LayOutOptions;
 struct Sections;
-namespace detail {
-struct Dataflow;
-struct SharedChecks;
-}  // namespace detail
 
 /// How gradient groups are added up, or pushed to a parameter server.
 struct GradientGroupingRules {
@@ -24,6 +22,24 @@ struct GradientGroupingRules {
   bool by_library = false;     ///< a library synchronises the replicas instead of signals
   bool push = false;           ///< stages that one rank holds push each group by itself
 };
+
+namespace detail {
+
+class CheckState;
+class GradientCheck;
+class SlotCheck;
+struct Dataflow;
+
+/// What `lay_out` and `require_sound` do where there are replicas or gradient groups, by address, so
+/// that other pipelines do not compile it.
+struct SharedPasses {
+  Program (*group_gradients)(Program const&, List<GradientGroup> const&,
+                             GradientGroupingRules const&);
+  std::unique_ptr<SlotCheck> (*slots)(CheckState const&, bool recompute);
+  std::unique_ptr<GradientCheck> (*gradients)(CheckState const&, LayOutOptions const&);
+};
+
+}  // namespace detail
 
 /// The options for lowering a table to a program.
 struct LayOutOptions {
@@ -36,12 +52,8 @@ struct LayOutOptions {
   /// groups of ranks does not compile it.
   void (*connect_sections)(detail::Dataflow&, Sections const&) = nullptr;
   List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
-  /// `stagger::group_gradients` if there are gradient groups, by address, so that a pipeline
-  /// without replicas does not compile it.
-  Program (*group_gradients)(Program const&, List<GradientGroup> const&,
-                             GradientGroupingRules const&) = nullptr;
-  /// `detail::shared_checks` if there are replicas or gradient groups, for the same reason.
-  detail::SharedChecks const* shared_checks = nullptr;
+  /// `detail::shared_passes` if there are replicas or gradient groups.
+  detail::SharedPasses const* shared = nullptr;
   GradientGroupingRules grouping{};
 
   /// The row of the table that a rank runs.
