@@ -84,6 +84,10 @@ struct SlotType {
   void (*copy_rows)(void* to, std::size_t at, void const* from, std::size_t first,
                     std::size_t count) = nullptr;
   bool rows_on_stream = false;  // copy_rows enqueues the copy with the work of the rank that runs
+  /// Size of an object in messages.
+  [[nodiscard]] std::uint64_t message_bytes(void const* object) const {
+    return payload == nullptr ? payload_bytes : payload(object);
+  }
 };
 
 /// The functions of a SlotType. Not lambdas, of which g++ compiles three functions for each.

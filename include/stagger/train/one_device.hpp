@@ -42,7 +42,7 @@ struct LayerLoop {
   }
 
   [[nodiscard]] LayerAction action(std::size_t l, int microbatch) const noexcept {
-    return {layers[l].object(), &layers[l].ops(), parameters[l].views(), static_cast<int>(l),
+    return {layers[l].object(), &layers[l].ops(), parameters[l].views(), parameters[l].number(),
             microbatch};
   }
   /// The input of a layer.

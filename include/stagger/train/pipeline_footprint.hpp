@@ -20,6 +20,7 @@
 #include <stagger/model/context.hpp>
 #include <stagger/program/sections.hpp>
 #include <stagger/train/footprint.hpp>
+#include <stagger/train/one_device.hpp>
 #include <stagger/train/trainer.hpp>
 
 namespace stagger {
@@ -41,28 +42,22 @@ class FootprintRun {
   [[gnu::cold]] FootprintRun(Layer const* layers, FixedArray<LayerParameters>& parameters,
                              std::int64_t steps, std::uint64_t seed,
                              ModelState const* shared = nullptr)
-      : layers_(layers),
-        parameters_(parameters),
-        shared_(shared),
-        x_(parameters.size()),
-        y_(parameters.size()),
-        dy_(parameters.size()),
-        dx_(parameters.size()),
-        saved_(parameters.size()),
-        contexts_(parameters.size() + 1) {  // of the layers and the loss
-    for (std::size_t l = 0; l < parameters.size(); ++l) {
-      LayerOps const& ops = layers[l].ops();
-      y_[l] = Slots(*ops.output, 1);
-      dy_[l] = Slots(*ops.output, 1);
-      saved_[l] = Slots(*ops.saved, 1);
-    }
+      : parameters_(parameters), contexts_(parameters.size() + 1) {  // of the layers and the loss
     for (auto& context : contexts_) context.begin_step(steps, seed, true);
-    if (shared != nullptr) {
-      auto const& sections = shared->grouped->ops->sections(*shared->grouped);
-      members_ = sections.members;
-      for (Section const& section : sections.chain) chain_.push_back(section);
-    } else {
-      chain_.push_back({});
+    auto const add = [&](IndexRange own) {
+      chain_.back().members.emplace_back(
+          own, LayerLoop(layers + own.first, parameters.data() + own.first, own.size()));
+    };
+    if (shared == nullptr) {
+      chain_.emplace_back();
+      add({0, parameters.size()});
+      return;
+    }
+    auto const& sections = shared->grouped->ops->sections(*shared->grouped);
+    for (Section const& section : sections.chain) {
+      chain_.emplace_back(section);
+      for (int m = 0; m < (section.grouped ? sections.members : 1); ++m)
+        add(shared->layers_of(section.stage + m));
     }
   }
 
@@ -73,17 +68,15 @@ class FootprintRun {
     result.layers.resize(parameters_.size());
     try {
       Slots whole = forward(input, result);
+      for (Member& own : chain_.back().members) {
+        std::size_t const last = own.layers.size() - 1;
+        Context& context = contexts_[parameters_.size()];
+        context.begin_action(nullptr, own.loop.parameters[last].number(), 0);
+        ops.value_and_gradient(loss, context, own.loop.y[last][0], target,
+                               terms > 0 ? 1 / terms : 0, own.loop.dy[last][0]);
+      }
       for (std::size_t s = chain_.size(); s-- > 0;) {
-        if (s + 1 == chain_.size())
-          for (int m = 0; m < members(chain_[s]); ++m) {
-            std::size_t const l = layers_of(chain_[s], m).last - 1;
-            Context& context = contexts_[parameters_.size()];
-            context.begin_action(nullptr, number(l), 0);
-            ops.value_and_gradient(loss, context, y_[l][0], target, terms > 0 ? 1 / terms : 0,
-                                   dy_[l][0]);
-          }
-        else
-          give_back(chain_[s], whole);
+        if (s + 1 != chain_.size()) give_back(chain_[s], whole);
         whole = backward(chain_[s]);
       }
     } catch (...) {
@@ -102,48 +95,62 @@ class FootprintRun {
     unused.layers.resize(parameters_.size());
     static_cast<void>(forward(input, unused));
     List<std::uint64_t> bytes;
-    for (std::size_t l = 0; l < parameters_.size(); ++l) {
-      SlotType const& type = *layers_[l].ops().output;
-      std::size_t const rows = type.rows == nullptr ? 1 : type.rows(y_[l][0]);
-      std::uint64_t const all =
-          type.payload == nullptr ? type.payload_bytes : type.payload(y_[l][0]);
-      bytes.push_back(rows == 0 ? 0 : all / rows);
-    }
+    for (Part const& part : chain_)
+      for (Member const& own : part.members)
+        for (std::size_t i = 0; i < own.layers.size(); ++i) {
+          SlotType const& type = *own.loop.layers[i].ops().output;
+          void const* const y = own.loop.y[i][0];
+          std::size_t const rows = type.rows == nullptr ? 1 : type.rows(y);
+          bytes.push_back(rows == 0 ? 0 : type.message_bytes(y) / rows);
+        }
     return bytes;
   }
 
  private:
+  /// The layers of one member of a section.
+  struct Member {
+    Member(IndexRange own, LayerLoop made) : layers(own), loop(std::move(made)) {}
+    IndexRange layers;
+    LayerLoop loop;
+    Slots x;
+    [[nodiscard]] LayerOps const& front() const { return loop.layers[0].ops(); }
+    [[nodiscard]] LayerOps const& back() const { return loop.layers[layers.size() - 1].ops(); }
+  };
+  struct Part {
+    explicit Part(Section const& of = {}) : section(of) {}
+    Section section;
+    List<Member> members;
+    // The columns of the input and of the output that a member has; null: all.
+    [[nodiscard]] ColumnOps const* taken() const {
+      bool const columns = section.takes == partition::Held::columns;
+      return columns ? members[0].front().split->input : nullptr;
+    }
+    [[nodiscard]] ColumnOps const* given() const {
+      bool const columns = section.gives == partition::Held::columns;
+      return columns ? members[0].back().split->output : nullptr;
+    }
+  };
+
   [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer) const {
-    raise(Errc::bad_configuration, "the parameters of layer ", number(layer),
+    raise(Errc::bad_configuration, "the parameters of layer ", parameters_[layer].number(),
           " are in another process or on a GPU, where its memory cannot be measured; measure a "
           "pipeline on host::Threads");
-  }
-  [[nodiscard]] int number(std::size_t layer) const noexcept {
-    return shared_ != nullptr ? shared_->number(layer) : static_cast<int>(layer);
-  }
-  [[nodiscard]] int members(Section const& section) const noexcept {
-    return section.grouped ? members_ : 1;
-  }
-  [[nodiscard]] IndexRange layers_of(Section const& section, int member) const noexcept {
-    if (shared_ == nullptr) return {0, parameters_.size()};
-    return shared_->layers_of(section.stage + member);
-  }
-  [[nodiscard]] LayerAction action(std::size_t l) const noexcept {
-    return {layers_[l].object(), &layers_[l].ops(), parameters_[l].views(), number(l), 0};
   }
 
   /// Copies the part of a value between two layers that a member takes: its columns, or all of it.
   static void take(ColumnOps const* columns, SlotType const& type, Slots const& to,
-                   Slots const& whole, int member, int members) {
+                   Slots const& whole, std::size_t member, std::size_t members) {
     if (columns == nullptr) return type.assign(to[0], whole[0]);
-    IndexRange const own = features_of(member, members, columns->count(whole[0]));
+    IndexRange const own =
+        features_of(static_cast<int>(member), static_cast<int>(members), columns->count(whole[0]));
     std::size_t const rows = type.rows(whole[0]);
     columns->resize(to[0], whole[0], {rows, own.size()});
     columns->copy(to[0], {0, 0}, whole[0], {0, own.first}, {rows, own.size()});
   }
   /// Copies a member's part of a value to its place in the whole value.
   static void put(ColumnOps const* columns, SlotType const& type, Slots const& whole,
-                  Slots const& from, int member, std::size_t& filled, std::size_t features) {
+                  Slots const& from, std::size_t member, std::size_t& filled,
+                  std::size_t features) {
     if (columns == nullptr) return member == 0 ? type.assign(whole[0], from[0]) : void();
     std::size_t const rows = type.rows(from[0]);
     std::size_t const own = columns->count(from[0]);
@@ -151,107 +158,82 @@ class FootprintRun {
     columns->copy(whole[0], {0, filled}, from[0], {0, 0}, {rows, own});
     filled += own;
   }
-  [[nodiscard]] static ColumnOps const* taken(Section const& section, LayerOps const& front) {
-    return section.takes == partition::Held::columns ? front.split->input : nullptr;
-  }
-  [[nodiscard]] static ColumnOps const* given(Section const& section, LayerOps const& back) {
-    return section.gives == partition::Held::columns ? back.split->output : nullptr;
-  }
 
   /// @return the model's output
   [[gnu::cold]] Slots forward(void const* input, Footprint& result) {
-    SlotType const& type = *layers_[0].ops().input;
+    SlotType const& type = *chain_[0].members[0].front().input;
     Slots whole(type, 1);
     type.assign(whole[0], input);
-    for (Section const& section : chain_) whole = forward(section, whole, result);
+    for (Part& part : chain_) whole = forward(part, whole, result);
     return whole;
   }
   /// @return the output of all members, put together; if members give terms, those of member 0
-  [[gnu::cold]] Slots forward(Section const& section, Slots const& before, Footprint& result) {
-    Slots after;
+  [[gnu::cold]] Slots forward(Part& part, Slots const& before, Footprint& result) {
+    Slots after(*part.members[0].back().output, 1);
     std::size_t filled = 0;
-    for (int m = 0; m < members(section); ++m) {
-      IndexRange const layers = layers_of(section, m);
-      LayerOps const& front = layers_[layers.first].ops();
-      LayerOps const& back = layers_[layers.last - 1].ops();
-      x_[layers.first] = Slots(*front.input, 1);
-      dx_[layers.first] = Slots(*front.input, 1);
-      take(taken(section, front), *front.input, x_[layers.first], before, m, members(section));
-      if (m == 0 && section.takes == partition::Held::columns)
-        arrived_.push_back(front.split->input->count(before[0]));
-      for (std::size_t const l : layers) {
-        forward_layer(contexts_[l], action(l), input_of(layers, l)[0], y_[l][0], saved_[l][0]);
-        result.layers[l].saved_forward = saved_[l].bytes();
+    if (part.taken() != nullptr) arrived_.push_back(part.taken()->count(before[0]));
+    for (std::size_t m = 0; m < part.members.size(); ++m) {
+      Member& own = part.members[m];
+      SlotType const& type = *own.front().input;
+      own.x = Slots(type, 1);
+      take(part.taken(), type, own.x, before, m, part.members.size());
+      for (std::size_t i = 0; i < own.layers.size(); ++i) {
+        own.loop.forward(contexts_[own.layers.first + i], i, own.x[0]);
+        result.layers[own.layers.first + i].saved_forward = own.loop.saved[i].bytes();
       }
-      if (m == 0) after = Slots(*back.output, 1);
-      put(given(section, back), *back.output, after, y_[layers.last - 1], m, filled,
-          section.features);
+      put(part.given(), *own.back().output, after, own.loop.y[own.layers.size() - 1], m, filled,
+          part.section.features);
     }
     return after;
   }
 
   /// Gives every member its part of the gradient of the output.
-  [[gnu::cold]] void give_back(Section const& section, Slots const& gradient) {
-    for (int m = 0; m < members(section); ++m) {
-      std::size_t const l = layers_of(section, m).last - 1;
-      LayerOps const& back = layers_[l].ops();
-      take(given(section, back), *back.output, dy_[l], gradient, m, members(section));
+  [[gnu::cold]] void give_back(Part const& part, Slots const& gradient) {
+    for (std::size_t m = 0; m < part.members.size(); ++m) {
+      Member const& own = part.members[m];
+      take(part.given(), *own.back().output, own.loop.dy[own.layers.size() - 1], gradient, m,
+           part.members.size());
     }
   }
 
   /// @return the gradient of the input; if terms are added, that of member 0
-  [[gnu::cold]] Slots backward(Section const& section) {
-    Slots before;
+  [[gnu::cold]] Slots backward(Part const& part) {
+    SlotType const& type = *part.members[0].front().input;
+    Slots before(type, 1);
     std::size_t filled = 0;
-    for (int m = 0; m < members(section); ++m) {
-      IndexRange const layers = layers_of(section, m);
-      LayerOps const& front = layers_[layers.first].ops();
-      for (std::size_t l = layers.last; l-- > layers.first;)
-        backward_layer(contexts_[l], action(l), {}, input_of(layers, l)[0], dy_[l][0],
-                       l == layers.first ? dx_[l][0] : dy_[l - 1][0], saved_[l][0]);
-      if (m == 0) before = Slots(*front.input, 1);
-      ColumnOps const* const columns = taken(section, front);
-      put(columns, *front.input, before, dx_[layers.first], m, filled,
-          columns == nullptr ? 0 : arrived_.back());
+    for (std::size_t m = 0; m < part.members.size(); ++m) {
+      Member const& own = part.members[m];
+      for (std::size_t i = own.layers.size(); i-- > 0;)
+        own.loop.backward(contexts_[own.layers.first + i], i, own.x[0]);
+      put(part.taken(), type, before, own.loop.dx, m, filled,
+          part.taken() == nullptr ? 0 : arrived_.back());
     }
-    if (section.takes == partition::Held::columns) arrived_.pop_back();
+    if (part.taken() != nullptr) arrived_.pop_back();
     return before;
   }
 
-  [[nodiscard]] Slots const& input_of(IndexRange layers, std::size_t l) const noexcept {
-    return l == layers.first ? x_[l] : y_[l - 1];
-  }
-
   [[gnu::cold]] void count(Footprint& result) {
-    for (Section const& section : chain_)
-      for (int m = 0; m < members(section); ++m) {
-        IndexRange const layers = layers_of(section, m);
-        for (std::size_t const l : layers) {
-          LayerBytes& of = result.layers[l];
-          of.input = input_of(layers, l).bytes();
-          of.input_gradient = l == layers.first ? dx_[l].bytes() : dy_[l - 1].bytes();
-          of.output = y_[l].bytes();
-          of.output_gradient = dy_[l].bytes();
-          of.saved = saved_[l].bytes();
-          of.scratch = scratch_of(contexts_[l]);
-          of.parameters = parameters_[l].values().size();
+    for (Part const& part : chain_)
+      for (Member const& own : part.members)
+        for (std::size_t i = 0; i < own.layers.size(); ++i) {
+          LayerBytes& of = result.layers[own.layers.first + i];
+          of.input = (i == 0 ? own.x : own.loop.y[i - 1]).bytes();
+          of.input_gradient = (i == 0 ? own.loop.dx : own.loop.dy[i - 1]).bytes();
+          of.output = own.loop.y[i].bytes();
+          of.output_gradient = own.loop.dy[i].bytes();
+          of.saved = own.loop.saved[i].bytes();
+          of.scratch = scratch_of(contexts_[own.layers.first + i]);
+          of.parameters = own.loop.parameters[i].values().size();
         }
-        if (&section != &chain_[chain_.size() - 1]) continue;
-        auto& scratch = result.layers[layers.last - 1].scratch;
-        scratch = std::max(scratch, scratch_of(contexts_[parameters_.size()]));
-      }
+    for (Member const& own : chain_.back().members) {
+      auto& scratch = result.layers[own.layers.last - 1].scratch;
+      scratch = std::max(scratch, scratch_of(contexts_[parameters_.size()]));
+    }
   }
 
-  Layer const* layers_;  // [layers]
   FixedArray<LayerParameters>& parameters_;
-  ModelState const* shared_;  // null: no groups share layers
-  int members_ = 1;
-  List<Section> chain_;           // of a model that is not shared: one for all layers
-  FixedArray<Slots> x_;           // [layers] of those that begin a section
-  FixedArray<Slots> y_, dy_;      // [layers]
-  FixedArray<Slots> dx_;          // as x_
-  FixedArray<Slots> saved_;       // [layers]
   FixedArray<Context> contexts_;  // [layers + 1]
+  List<Part> chain_;              // of a model that is not shared: one for all layers
   List<std::size_t> arrived_;     // features, of sections that take columns
 };
 
