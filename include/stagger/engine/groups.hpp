@@ -51,8 +51,6 @@ class GroupDivision {
   GroupDivision(Setup const& setup, List<Layer>& layers)
       : setup_(setup), layers_(layers), model_(std::make_shared<GroupedModel>()) {
     model_->ops = setup.groups.ops;
-    model_->append_states = setup.groups.ops->append_states;
-    model_->put_back = setup.groups.ops->put_back;
   }
 
   /// @return  without stages if no layer is shared; the layers are then as they were
@@ -151,26 +149,33 @@ class GroupDivision {
     partition::PlannedLayer const& back = plan_.layers[end - 1];
     if (begins_stage(first) && first != 0) ++table_stage_;
     Section section;
-    section.table_stage = table_stage_;
-    section.stage = static_cast<int>(model_->table_stage.size());
     section.grouped = first >= plan_.first;
     section.opens = begins_stage(first);
     section.takes = front.takes;
     section.gives = back.gives;
     section.partial = front.partial();
     section.features = back.features;
-    model_->divided.chain.push_back(section);
-    model_->stage_at.push_back(table_stage_);
+    append(section);
     int const members = section.grouped ? model_->divided.members : 1;
     for (std::size_t l = first; l < end; ++l)
       model_->wholes.push_back({made_.size() + (l - first), members, end - first,
                                 plan_.layers[l].by != SplitBy::nothing});
     for (int m = 0; m < members; ++m) {
-      if (made_.size() != 0) model_->cuts.push_back(static_cast<int>(made_.size()));
-      model_->table_stage.push_back(section.table_stage);
+      begin_part();
       for (std::size_t l = first; l < end; ++l) add_layer(l, m, members);
     }
     return end;
+  }
+  void append(Section section) {
+    section.table_stage = table_stage_;
+    section.stage = static_cast<int>(model_->table_stage.size());
+    model_->divided.chain.push_back(section);
+    model_->stage_at.push_back(table_stage_);
+  }
+  /// Begins a stage of the program, a member's part of the last section.
+  void begin_part() {
+    if (made_.size() != 0) model_->cuts.push_back(static_cast<int>(made_.size()));
+    model_->table_stage.push_back(table_stage_);
   }
 
   /// Describes the division as text, which processes compare.
@@ -203,19 +208,15 @@ class GroupDivision {
   [[gnu::cold]] void add_put_together(ColumnOps const& ops, std::size_t cut, bool adds_forward,
                                       bool adds_backward) {
     Section section;
-    section.table_stage = table_stage_;
-    section.stage = static_cast<int>(model_->table_stage.size());
     section.grouped = true;
     section.opens = false;
     section.takes = section.gives = partition::Held::whole;
     section.features = plan_.width(cut);
     section.adds_forward = adds_forward;
     section.adds_backward = adds_backward;
-    model_->divided.chain.push_back(section);
-    model_->stage_at.push_back(table_stage_);
+    append(section);
     for (int m = 0; m < model_->divided.members; ++m) {
-      model_->cuts.push_back(static_cast<int>(made_.size()));
-      model_->table_stage.push_back(section.table_stage);
+      begin_part();
       made_.push_back(
           Layer(ops.put_together({m, model_->divided.members, adds_forward, adds_backward}),
                 ops.put_together_ops()));
@@ -267,7 +268,7 @@ class GroupDivision {
 struct GroupExchange {
   [[gnu::cold]] static void describe(Machine const& machine, RowEdge const& edge, bool forward,
                                      RowSource& source) {
-    RowUse const& use = forward ? edge.forward : edge.backward;
+    RowUse const& use = edge.use(forward);
     source.adds = use.adds;
     int const members = static_cast<GroupedModel const&>(*machine.model.grouped).divided.members;
     source.members = static_cast<std::size_t>(members);
@@ -314,7 +315,7 @@ struct GroupExchange {
     bool const forward = is_forward(in.op);
     auto const& stage_at = machine.model.grouped->stage_at;
     Cell const& taker = program.cells[in.cell];
-    for (RowSource const& source : forward ? run.inputs : run.gradients) {
+    for (RowSource const& source : run.sources(forward)) {
       Cell const& maker = program.cells[source.maker];
       if (source.cell != in.cell || maker.rank == taker.rank || source.blocks == nullptr ||
           stage_at[maker.depth] != stage_at[taker.depth])
@@ -322,8 +323,7 @@ struct GroupExchange {
       RowRange const theirs = run.cells[source.maker].rows[in.microbatch];
       RowRange const both = theirs.common(run.cells[in.cell].rows[in.microbatch]);
       void const* const from = source.from[forward ? in.y : in.dx];
-      SlotType const& type = forward ? *machine.run.cells[in.cell].front->ops->input
-                                     : *machine.run.cells[in.cell].back->ops->output;
+      SlotType const& type = machine.run.cells[in.cell].taken(forward);
       std::size_t const columns = source.columns(source.blocks->count(from)).size();
       visit(self, maker.rank,
             source.blocks->bytes(

@@ -6,8 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
@@ -18,27 +16,17 @@
 #include <stagger/engine/row_splitter.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/context.hpp>
-#include <stagger/model/parameter.hpp>
 #include <stagger/model/split.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/replica_counts.hpp>
 #include <stagger/schedule/table.hpp>
-#include <stagger/schedule/timeline.hpp>
-
-namespace stagger {
-struct Sections;
-}  // namespace stagger
 
 namespace stagger::detail {
 
 class Machine;
-class Layer;
 class TrafficCounts;
-struct ModelState;
 struct StageRun;
-struct Dataflow;
 struct RankState;
-struct Setup;
 struct Clock;
 
 /// A source from which a cell takes rows.
@@ -123,6 +111,10 @@ struct ReplicaRun {
   FixedArray<ReplicaRank> ranks;
   FixedArray<CellRows> cells;
   List<RowSource> inputs, gradients;  // sorted by taker, with makers in order
+  [[nodiscard]] List<RowSource>& sources(bool forward) { return forward ? inputs : gradients; }
+  [[nodiscard]] List<RowSource> const& sources(bool forward) const {
+    return forward ? inputs : gradients;
+  }
 };
 
 struct ReplicaOps {
@@ -141,43 +133,6 @@ struct ReplicaOps {
   void (*require_rows)(Machine const&, schedule::Table const&, bool target_has_rows);
   /// Refuses replicas that do not fit the schedule.
   void (*require)(Replicas const&, int positions, bool synchronous);
-};
-
-/// The engine's functions for groups, by address, so that a pipeline without groups does not
-/// compile them.
-struct GroupOps {
-  /// Divides the layers; `table_stages` of the result is 0 if no layer is worth splitting.
-  std::shared_ptr<Grouped const> (*divide)(Setup const&, List<Layer>&);
-  schedule::Table (*table)(Grouped const&, schedule::Table const&, Replicas const&);
-  Sections const& (*sections)(Grouped const&);
-  void (*connect)(Dataflow&, Sections const&);
-  /// Refuses parts whose parameters are not pieces of whole ones.
-  void (*require_pieces)(ModelState const&);
-  /// Adds to a source which columns are taken over an edge, and whether they are added.
-  void (*describe)(Machine const&, RowEdge const&, bool forward, RowSource&);
-  /// Has rows of one source taken, with those of other sources of the same rows.
-  /// @param at         of the taker's value
-  /// @param first_row  of the maker's
-  /// @param rows       for the first source, all rows of the taker's value; otherwise 0
-  void (*take)(RowSource const&, TakenBlocks&, void* to, void const* from, RowRange at,
-               std::size_t first_row, std::size_t rows);
-  /// Reports what a gathering instruction takes from each other member of the group.
-  void (*each_message)(Machine const&, Instruction const&, void* self,
-                       void (*visit)(void* self, int rank, std::uint64_t bytes));
-  void (*append_states)(ModelState&, std::vector<ParameterState>&, bool own);
-  void (*put_back)(ModelState&);
-  List<ParameterShape> (*shapes)(ModelState const&);
-  /// Joins the spans of sections to spans of the table's actions.
-  void (*join_spans)(Grouped const&, List<schedule::Span> const&, std::vector<schedule::Span>&);
-};
-
-/// The layers that a partitioner lets groups share; none if `ops` is null.
-struct GroupChoice {
-  GroupOps const* ops = nullptr;
-  int members = 1;
-  double threshold = 0;
-  bool pairs = false;
-  bool each_pass = false;  // members update after each microbatch
 };
 
 }  // namespace stagger::detail

@@ -116,26 +116,19 @@ struct Replication : ReplicaChecks {
         run.ranks[cell.rank].last_cell = c;
         run.ranks[cell.rank].counts = cell.member == 0;
       }
-      for (RowEdge const& edge : program.row_edges) {
-        if (edge.to == c && edge.forward.used) {
-          run.inputs.push_back({c, edge.from, machine.run.cells[edge.from].back->y});
-          describe(machine, edge, true, run.inputs.back());
+      for (RowEdge const& edge : program.row_edges)
+        for (bool const forward : {true, false}) {
+          if (edge.taker(forward) != c || !edge.use(forward).used) continue;
+          StageRun const& maker = machine.run.cells[edge.maker(forward)];
+          run.sources(forward).push_back(
+              {c, edge.maker(forward), forward ? maker.back->y : maker.dx});
+          if (auto const* const grouped = machine.model.grouped.get(); grouped != nullptr)
+            grouped->ops->describe(machine, edge, forward, run.sources(forward).back());
         }
-        if (edge.from == c && edge.backward.used) {
-          run.gradients.push_back({c, edge.to, machine.run.cells[edge.to].dx});
-          describe(machine, edge, false, run.gradients.back());
-        }
-      }
       run.cells[c].rows.resize(static_cast<std::size_t>(program.microbatches));
       run.cells[c].first_rows.resize(run.cells[c].rows.size());
       set_first_rows(machine, c);
     }
-  }
-
-  static void describe(Machine const& machine, RowEdge const& edge, bool forward,
-                       RowSource& source) {
-    if (machine.model.grouped != nullptr)
-      machine.model.grouped->ops->describe(machine, edge, forward, source);
   }
 
   /// Tells the context of a cell's rank which rows its layers work on.
@@ -268,15 +261,14 @@ struct Replication : ReplicaChecks {
                   input.rows(machine.run.arguments.inputs[m]));
     }
     bool const forward = in.op == Op::gather_input;
-    SlotType const& type = forward ? *stage.front->ops->input : *stage.back->ops->output;
+    SlotType const& type = stage.taken(forward);
     void* const to = forward ? stage.x[in.x] : stage.back->dy[in.dy];
     if (forward && machine.run.program->cells[in.cell].depth == 0)
       return take(type, to, machine.run.arguments.inputs[m], rows,
                   type.rows(machine.run.arguments.inputs[m]));
     std::size_t multiple = 0;  // rows of the value for each row of the microbatch
-    List<RowSource> const& sources = forward ? run.inputs : run.gradients;
     TakenBlocks blocks;
-    for (RowSource const& source : sources) {
+    for (RowSource const& source : run.sources(forward)) {
       if (source.cell != in.cell) continue;
       RowRange theirs = run.cells[source.maker].rows[m];
       RowRange const both = theirs.common(rows);

@@ -40,7 +40,6 @@ enum class Visited : std::uint8_t {
 /// A machine on a back end: one step at a time.
 class Session : public StepOwner {
  public:
-  [[nodiscard]] int positions() const noexcept { return positions_; }
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(ranks_); }
   [[nodiscard]] virtual Machine& machine() noexcept = 0;
   [[nodiscard]] virtual int stages() const noexcept = 0;
@@ -79,7 +78,6 @@ class Session : public StepOwner {
   /// A requested step will not begin.
   virtual void refused(std::exception_ptr const& why) noexcept = 0;
 
-  int positions_ = 0;           // rows of the schedule's table
   std::size_t ranks_ = 0;       // ranks that compute
   std::uint32_t requests_ = 0;  // requested steps and preparations, begun or not
 

@@ -332,6 +332,16 @@ struct RowEdge {
   std::uint16_t to = 0;
   RowUse forward{};
   RowUse backward{};
+  // Of one direction: the cell that makes the values, the one that takes parts of them, and which.
+  [[nodiscard]] constexpr std::uint16_t maker(bool ahead) const noexcept {
+    return ahead ? from : to;
+  }
+  [[nodiscard]] constexpr std::uint16_t taker(bool ahead) const noexcept {
+    return ahead ? to : from;
+  }
+  [[nodiscard]] constexpr RowUse const& use(bool ahead) const noexcept {
+    return ahead ? forward : backward;
+  }
 };
 
 /// The cell whose columns are taken over an edge, unless all are.

@@ -28,9 +28,9 @@ class RowCheck final : public SlotCheck {
     for (std::size_t k = 0; k < state.program.row_edges.size(); ++k) {
       RowEdge const& edge = state.program.row_edges[k];
       for (bool const forward : {true, false}) {
-        if (!(forward ? edge.forward : edge.backward).used) continue;
-        row_edges_[forward ? edge.from : edge.to].sent[forward ? 1 : 0].push_back(k);
-        row_edges_[forward ? edge.to : edge.from].taken[forward ? 1 : 0].push_back(k);
+        if (!edge.use(forward).used) continue;
+        row_edges_[edge.maker(forward)].sent[forward ? 1 : 0].push_back(k);
+        row_edges_[edge.taker(forward)].taken[forward ? 1 : 0].push_back(k);
       }
       first_taken_.push_back(taken);
       first_taken_.push_back(taken += cells[edge.to].dx_slots);
@@ -48,8 +48,8 @@ class RowCheck final : public SlotCheck {
   void write_for_rows(Space space, int c, std::size_t number, bool forward, bool whole) override {
     static_cast<void>(slot_at(space, c, number));
     for (std::size_t const k : row_edges_[c].sent[forward ? 1 : 0]) {
-      RowEdge const& edge = state_.program.row_edges[k];
-      if (!state_.knows(cell(forward ? edge.to : edge.from).rank, taken_at(k, forward, number)))
+      int const taker = state_.program.row_edges[k].taker(forward);
+      if (!state_.knows(cell(taker).rank, taken_at(k, forward, number)))
         state_.refuse("overwrites slot ", number, " of ", name_of(space), " of cell ", c,
                       " while rows of it may be taken");
     }
@@ -59,9 +59,8 @@ class RowCheck final : public SlotCheck {
     auto const& edges = row_edges_[c].taken[forward ? 1 : 0];
     if (edges.empty()) state_.refuse("has nobody to take rows from");
     for (std::size_t const k : edges) {
-      RowEdge const& edge = state_.program.row_edges[k];
+      int const from = state_.program.row_edges[k].maker(forward);
       Space const space = forward ? space_y : space_dx;
-      int const from = forward ? edge.from : edge.to;
       Slot const& slot = slot_at(space, from, number);
       require_value(slot, space, number);
       if (cell(from).rank != state_.rank)

@@ -21,7 +21,7 @@ namespace stagger::detail {
 ///            results(slot, losses) -> gradient norm
 template <class B> class Ahead {
  public:
-  explicit Ahead(std::size_t slots) : slots_(slots) {}
+  explicit Ahead(B const& backend) : slots_(backend.slots()) {}
 
   [[nodiscard]] std::size_t slots() const noexcept { return slots_.size(); }
   [[nodiscard]] bool empty() const noexcept { return first_ == next_; }
@@ -89,6 +89,8 @@ template <class B> class Ahead {
 };
 
 /// In place of `Ahead` on a back end that does not run ahead.
-struct NotAhead {};
+struct NotAhead {
+  template <class B> explicit NotAhead(B const&) {}
+};
 
 }  // namespace stagger::detail

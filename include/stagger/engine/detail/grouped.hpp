@@ -4,6 +4,8 @@
 ///         it.
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,12 +15,26 @@
 #include <stagger/program/traffic.hpp>
 
 namespace stagger {
+
+namespace schedule {
+struct Span;
+struct Table;
+}  // namespace schedule
+class Replicas;
+struct Sections;
 struct StalenessModel;
 
 namespace detail {
 
+class Layer;
+class Machine;
+struct Dataflow;
 struct GroupOps;
 struct ModelState;
+struct RowRange;
+struct RowSource;
+struct Setup;
+struct TakenBlocks;
 
 /// The layers of such a model: for each of the user's layers, one for each member's part or copy of
 /// it.
@@ -41,11 +57,6 @@ struct Grouped {
     }
   };
   GroupOps const* ops = nullptr;
-  /// Shows every parameter to the caller; if `own`, only those of which this process has at least a
-  /// piece.
-  void (*append_states)(ModelState&, std::vector<ParameterState>&, bool own) = nullptr;
-  /// Passes the values that the caller may have written to the members in this process.
-  void (*put_back)(ModelState&) = nullptr;
   List<Entry> layers;
   List<Whole> wholes;     // in order
   std::vector<int> cuts;  // [stages - 1] first layer of each stage of programs after the first
@@ -80,6 +91,46 @@ struct ShownWhole {
   Grouped::Whole of;
   std::size_t parameter = 0;  // of the layer
   ParameterBlock blocks[3];   // values, then states
+};
+
+/// The engine's functions for groups, by address, so that a pipeline without groups does not
+/// compile them.
+struct GroupOps {
+  /// Divides the layers; null if no layer is worth splitting.
+  std::shared_ptr<Grouped const> (*divide)(Setup const&, List<Layer>&);
+  schedule::Table (*table)(Grouped const&, schedule::Table const&, Replicas const&);
+  Sections const& (*sections)(Grouped const&);
+  void (*connect)(Dataflow&, Sections const&);
+  /// Refuses parts whose parameters are not pieces of whole ones.
+  void (*require_pieces)(ModelState const&);
+  /// Adds to a source which columns are taken over an edge, and whether they are added.
+  void (*describe)(Machine const&, RowEdge const&, bool forward, RowSource&);
+  /// Has rows of one source taken, with those of other sources of the same rows.
+  /// @param at         of the taker's value
+  /// @param first_row  of the maker's
+  /// @param rows       for the first source, all rows of the taker's value; otherwise 0
+  void (*take)(RowSource const&, TakenBlocks&, void* to, void const* from, RowRange at,
+               std::size_t first_row, std::size_t rows);
+  /// Reports what a gathering instruction takes from each other member of the group.
+  void (*each_message)(Machine const&, Instruction const&, void* self,
+                       void (*visit)(void* self, int rank, std::uint64_t bytes));
+  /// Shows every parameter to the caller; if `own`, only those of which this process has at least a
+  /// piece.
+  void (*append_states)(ModelState&, std::vector<ParameterState>&, bool own);
+  /// Passes the values that the caller may have written to the members in this process.
+  void (*put_back)(ModelState&);
+  List<ParameterShape> (*shapes)(ModelState const&);
+  /// Joins the spans of sections to spans of the table's actions.
+  void (*join_spans)(Grouped const&, List<schedule::Span> const&, std::vector<schedule::Span>&);
+};
+
+/// The layers that a partitioner lets groups share; none if `ops` is null.
+struct GroupChoice {
+  GroupOps const* ops = nullptr;
+  int members = 1;
+  double threshold = 0;
+  bool pairs = false;
+  bool each_pass = false;  // members update after each microbatch
 };
 
 }  // namespace detail

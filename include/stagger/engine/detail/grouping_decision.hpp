@@ -10,6 +10,7 @@
 #include <stagger/collective/grouping/optimal.hpp>
 #include <stagger/collective/grouping/single.hpp>
 #include <stagger/collective/line_fit.hpp>
+#include <stagger/core/algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
@@ -86,10 +87,8 @@ struct GroupingDecision {
     bool const several = take(machine);
     if (run.phase == GroupingRun::Phase::layers && !several)
       measure(machine, GroupingRun::Phase::whole, choice_of<collective::grouping::Single>());
-    else if (machine.run.grouping_peers.choose != nullptr)
-      decide(machine, machine.run.grouping_peers);
     else
-      decide(machine);
+      decide(machine, machine.run.grouping_peers);
   }
 
   /// Keeps the medians of the measured times.
@@ -140,13 +139,11 @@ struct GroupingDecision {
   }
 
   static double median(GroupingRun const& run, List<double> const& times, std::size_t group) {
-    List<double> rising;
-    for (std::size_t at = group; at < times.size(); at += run.groups.size()) {
-      rising.push_back(times[at]);
-      for (std::size_t i = rising.size() - 1; i > 0 && rising[i] < rising[i - 1]; --i)
-        std::swap(rising[i], rising[i - 1]);
-    }
-    return rising[rising.size() / 2];
+    List<double> own;
+    for (std::size_t at = group; at < times.size(); at += run.groups.size())
+      own.push_back(times[at]);
+    std::sort(own.begin(), own.end());
+    return own[own.size() / 2];
   }
 
   /// The line fitted to the times of sums.

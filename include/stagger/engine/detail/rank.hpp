@@ -46,6 +46,11 @@ struct StageRun {
   bool first = false;
   bool last = false;
   bool opens = true;  // as of Cell
+  /// The types of the values that it makes for the next stage or the one before, and takes of them.
+  [[nodiscard]] SlotType const& made(bool forward) const noexcept {
+    return forward ? *back->ops->output : *front->ops->input;
+  }
+  [[nodiscard]] SlotType const& taken(bool forward) const noexcept { return made(!forward); }
 };
 
 /// One rank of the run. Written by the thread that drives it; `next` may be read by others for

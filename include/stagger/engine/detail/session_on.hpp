@@ -82,7 +82,6 @@ class MachineSession : public Session {
         place_(std::move(place)),
         places_(places),
         spare_(spare) {
-    positions_ = positions;
     ranks_ = place_.size();
     machine_.set_grouping(setup.grouping);
     machine_.model.optimizer = setup.optimizer;
@@ -91,7 +90,7 @@ class MachineSession : public Session {
     if (setup.server.link != nullptr)
       machine_.set_exchange(
           setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));
-    if (setup.options.replicas.share_rows()) require_rows(setup.target_rows);
+    if (setup.options.replicas.share_rows()) require_rows(positions, setup.target_rows);
   }
   [[gnu::cold]] [[gnu::noinline]] ~MachineSession() = default;
 
@@ -124,10 +123,10 @@ class MachineSession : public Session {
  private:
   /// Refuses values that replicas would have to split and cannot. This is checked for a usual
   /// number of microbatches, before the first step.
-  [[gnu::cold]] void require_rows(bool target_rows) {
+  [[gnu::cold]] void require_rows(int positions, bool target_rows) {
     schedule::Table usual;
     try {
-      usual = programs_.table(2 * positions_);
+      usual = programs_.table(2 * positions);
     } catch (Error const&) {  // the schedule needs another number: the first step says so
       return;
     }
@@ -420,13 +419,6 @@ template <class Device> class SessionOn final : public MachineSession {
     if (stop.stop_possible()) stop_.emplace(std::move(stop), Cancel{this});
   }
 
-  [[nodiscard]] auto make_ahead() {
-    if constexpr (runs_ahead)
-      return Ahead<B>(backend_.slots());
-    else
-      return NotAhead{};
-  }
-
   /// The memory in which the device keeps parameters.
   static ParameterMemory memory_of([[maybe_unused]] Device const& device) {
     if constexpr (traits.parameter_memory) return device.parameter_memory();
@@ -434,7 +426,7 @@ template <class Device> class SessionOn final : public MachineSession {
   }
 
   B backend_;
-  [[no_unique_address]] std::conditional_t<runs_ahead, Ahead<B>, NotAhead> ahead_ = make_ahead();
+  [[no_unique_address]] std::conditional_t<runs_ahead, Ahead<B>, NotAhead> ahead_{backend_};
   std::optional<stagger::stop_callback<Cancel>> stop_;
 };
 

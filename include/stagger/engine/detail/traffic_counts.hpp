@@ -41,7 +41,8 @@ class TrafficCounts {
     rows_.clear();
     replicas_ = replicas;
     if (by_back_end_) return;
-    for (std::size_t c = 0; c < cells.size(); ++c) find_values(program, cells[c], c);
+    for (std::size_t c = 0; c < cells.size(); ++c)
+      for (bool const forward : {true, false}) find_values(cells[c], c, forward);
     if (replicas != nullptr) model.options.replicas.ops()->find_rows(*this, program, cells);
     if (program.training) find_sums(program, model);
   }
@@ -54,13 +55,11 @@ class TrafficCounts {
       for (Instruction const& in : rank.code) {
         if (!gathers_values(in.op)) continue;
         bool const forward = is_forward(in.op);
-        SlotType const& type =
-            forward ? *cells[in.cell].front->ops->input : *cells[in.cell].back->ops->output;
         int const to = program.cells[in.cell].rank;
-        for (RowSource const& source : forward ? replicas_->inputs : replicas_->gradients)
+        for (RowSource const& source : replicas_->sources(forward))
           if (source.cell == in.cell && program.cells[source.maker].rank != to)
-            rows_.push_back({source.maker, in.cell, forward, in.microbatch, &type,
-                             source.from[forward ? in.y : in.dx]});
+            rows_.push_back({source.maker, in.cell, forward, in.microbatch,
+                             &cells[in.cell].taken(forward), source.from[forward ? in.y : in.dx]});
       }
   }
 
@@ -76,17 +75,28 @@ class TrafficCounts {
     if (type.payload == nullptr || step.inputs.first == nullptr || by_back_end_ || device) return;
     auto const count = static_cast<std::size_t>(program_->microbatches);
     for (std::size_t m = 1; m < count && !uneven_; ++m)
-      uneven_ = bytes(type, step.inputs[m]) != bytes(type, step.inputs[0]);
+      uneven_ = type.payload(step.inputs[m]) != type.payload(step.inputs[0]);
   }
   /// Whether microbatches of the step differ in size.
   [[nodiscard]] bool uneven() const noexcept { return uneven_; }
-  /// If `uneven()`, called after each instruction of a rank.
-  void made(RankState const& rank, Instruction const& in) {
+  /// If `uneven()`, called after each instruction of a rank: counts the value that it has made for a
+  /// neighbouring stage.
+  [[gnu::cold]] void made(RankState const& rank, Instruction const& in) {
+    bool const forward = gives_output(in.op);
+    if (!gives(in, forward)) return;
     StageRun const& run = rank.cells[in.cell];
-    if (gives_output(in.op))
-      give(in, true, *run.back->ops->output, run.back->y, in.y);
-    else if (gives_gradient(*program_, in))
-      give(in, false, *run.front->ops->input, run.dx, in.dx);
+    SlotType const& type = run.made(forward);
+    Places const& places = places_of(run, forward);
+    std::size_t const slot = forward ? in.y : in.dx;
+    auto const& cells = program_->cells;
+    int const own = cells[in.cell].rank;
+    if (taker_of(in.cell, forward) != Cell::none && type.payload != nullptr)
+      total_.add(own, kind_of(forward), {1, type.payload(places[slot])});
+    for (RowEdge const& edge : program_->row_edges)
+      if (edge.maker(forward) == in.cell && edge.use(forward).used &&
+          cells[edge.taker(forward)].rank != own)
+        (this->*add_rows_)(in.cell, edge.taker(forward), forward, in.microbatch, type,
+                           places[slot]);
   }
 
   // For a back end that counts what it sends itself and replays steps:
@@ -151,12 +161,23 @@ class TrafficCounts {
         to.add(r, kind, {one.messages * steps_, one.bytes * steps_});
       }
   }
-  [[nodiscard]] static std::uint64_t bytes(SlotType const& type, void const* value) {
-    return type.payload == nullptr ? type.payload_bytes : type.payload(value);
+  [[nodiscard]] static TrafficKind kind_of(bool forward) noexcept {
+    return forward ? TrafficKind::activations : TrafficKind::gradients;
   }
-  [[nodiscard]] static bool gives_gradient(Program const& program, Instruction const& in) noexcept {
+  /// Whether an instruction completes a value for the next stage, or for the one before.
+  [[nodiscard]] bool gives(Instruction const& in, bool forward) const noexcept {
+    if (forward) return gives_output(in.op);
     return gives_input_gradient(in.op) &&
-           (!computes_part(in.op) || program.groups[in.group].lowest == 0);
+           (!computes_part(in.op) || program_->groups[in.group].lowest == 0);
+  }
+  [[nodiscard]] static Places const& places_of(StageRun const& run, bool forward) noexcept {
+    return forward ? run.back->y : run.dx;
+  }
+  /// The cell on another rank that gets whole values of a cell; Cell::none if there is none.
+  [[nodiscard]] int taker_of(std::size_t c, bool forward) const noexcept {
+    Cell const& cell = program_->cells[c];
+    int const to = forward ? cell.after : cell.before;
+    return to == Cell::none || program_->cells[to].rank == cell.rank ? Cell::none : to;
   }
 
   /// Adds the rows of a value that another cell takes, perhaps only some columns of them.
@@ -165,8 +186,8 @@ class TrafficCounts {
     RowRange const theirs = replicas_->cells[from].rows[microbatch];
     RowRange const both = theirs.common(replicas_->cells[to].rows[microbatch]);
     if (both.count() == 0) return;
-    std::uint64_t taken = bytes(type, value) * both.count() / theirs.count();
-    for (RowSource const& source : forward ? replicas_->inputs : replicas_->gradients) {
+    std::uint64_t taken = type.message_bytes(value) * both.count() / theirs.count();
+    for (RowSource const& source : replicas_->sources(forward)) {
       if (source.cell != to || source.maker != from || source.blocks == nullptr) continue;
       std::size_t const columns = source.blocks->count(value);
       if (columns != 0) taken = taken * source.columns(columns).size() / columns;
@@ -176,57 +197,26 @@ class TrafficCounts {
     Cell const& maker = program_->cells[from];
     total_.add(maker.rank, Grouped::kind(grouped_, maker, taker, forward), {1, taken});
   }
-  /// Counts a value that has just been made for the neighbouring stage.
-  [[gnu::cold]] void give(Instruction const& in, bool forward, SlotType const& type,
-                          Places const& places, std::size_t slot) {
-    auto const& cells = program_->cells;
-    Cell const& cell = cells[in.cell];
-    TrafficKind const kind = forward ? TrafficKind::activations : TrafficKind::gradients;
-    int const other = forward ? cell.after : cell.before;
-    if (other != Cell::none && cells[other].rank != cell.rank && type.payload != nullptr)
-      total_.add(cell.rank, kind, {1, type.payload(places[slot])});
-    for (RowEdge const& edge : program_->row_edges) {
-      std::size_t const to = forward ? edge.to : edge.from;
-      if ((forward ? edge.from : edge.to) == in.cell && cells[to].rank != cell.rank &&
-          (forward ? edge.forward : edge.backward).used)
-        (this->*add_rows_)(in.cell, to, forward, in.microbatch, type, places[slot]);
+  /// Finds the messages of a cell to that of the next stage or the one before, one for each value.
+  [[gnu::cold]] void find_values(StageRun const& run, std::size_t c, bool forward) {
+    int const to = taker_of(c, forward);
+    if (to == Cell::none) return;
+    Cell const& taker = program_->cells[to];
+    int const own = program_->cells[c].rank;
+    SlotType const& type = run.made(forward);
+    std::size_t const first = values_.size();
+    std::size_t const slots = type.payload == nullptr ? 0
+                              : forward               ? taker.x_slots
+                                                      : taker.dy_slots;
+    for (std::size_t slot = 0; slot < slots; ++slot)
+      values_.push_back({own, kind_of(forward), 0, &type, places_of(run, forward)[slot]});
+    for (Instruction const& in : program_->ranks[own].code) {
+      if (in.cell != c || !gives(in, forward)) continue;
+      if (type.payload == nullptr)
+        step_.add(own, kind_of(forward), {1, type.payload_bytes});
+      else
+        ++values_[first + (forward ? in.y : in.dx)].messages;
     }
-  }
-
-  /// Finds the messages of a cell to the cells of neighbouring stages, one for each value.
-  [[gnu::cold]] void find_values(Program const& program, StageRun const& run, std::size_t c) {
-    Cell const& cell = program.cells[c];
-    auto const crosses = [&](int other) {
-      return other != Cell::none && program.cells[other].rank != cell.rank;
-    };
-    auto const slots = [&](bool wanted, TrafficKind kind, SlotType const& type, std::uint32_t count,
-                           Places const& places) {
-      std::size_t const first = values_.size();
-      for (std::uint32_t slot = 0; wanted && type.payload != nullptr && slot < count; ++slot)
-        values_.push_back({cell.rank, kind, 0, &type, places[slot]});
-      return first;
-    };
-    bool const forward = crosses(cell.after);
-    bool const backward = program.training && crosses(cell.before);
-    SlotType const& output = *run.back->ops->output;
-    SlotType const& input = *run.front->ops->input;
-    std::size_t const outputs = slots(forward, TrafficKind::activations, output,
-                                      forward ? program.cells[cell.after].x_slots : 0, run.back->y);
-    std::size_t const gradients = slots(backward, TrafficKind::gradients, input,
-                                        backward ? program.cells[cell.before].dy_slots : 0, run.dx);
-    for (Instruction const& in : program.ranks[cell.rank].code) {
-      if (in.cell != c) continue;
-      if (forward && gives_output(in.op))
-        count(TrafficKind::activations, output, cell.rank, outputs + in.y);
-      if (backward && gives_gradient(program, in))
-        count(TrafficKind::gradients, input, cell.rank, gradients + in.dx);
-    }
-  }
-  void count(TrafficKind kind, SlotType const& type, int rank, std::size_t number) {
-    if (type.payload == nullptr)
-      step_.add(rank, kind, {1, type.payload_bytes});
-    else
-      ++values_[number].messages;
   }
 
   /// Finds the messages with gradients of parameters, to the rank that adds them up.
@@ -244,10 +234,8 @@ class TrafficCounts {
       for (Instruction const& in : rank.code) {
         if (!reduces(in.op)) continue;
         std::uint64_t part = 0;
-        for (std::size_t const l : model.layers_of(program.groups[in.group])) {
-          ByteRange const range = model.parameters[l].part(in.part(), in.parts());
-          part += range.last - range.first;
-        }
+        for (std::size_t const l : model.layers_of(program.groups[in.group]))
+          part += model.parameters[l].part(in.part(), in.parts()).size();
         IndexRange const cells = cells_of(program, in.stage);
         for (std::size_t const c : cells)
           if (c - cells.first != in.part())
