@@ -137,10 +137,10 @@ class Profiler {
     }
     auto profile = timed(times, machine.parameters());
     for (std::size_t l = 0; l < layers; ++l) {
-      auto const& own = machine.run.storage[l];
+      auto const& own = machine.run.storage[l][0];
       auto& layer = profile.layers[l];
       layer.activation_bytes =
-          l + 1 < layers ? machine.run.storage[l + 1].x.largest() : own.layers[0].y.largest();
+          l + 1 < layers ? machine.run.storage[l + 1][0].x.largest() : own.layers[0].y.largest();
       layer.stash_bytes =
           (l == 0 ? byte_count(batch.inputs[0]) : own.x.largest()) + own.layers[0].saved.largest();
     }

@@ -79,7 +79,7 @@ struct DistributedState {
     int const stage = program().cells[cell].stage;
     IndexRange const layers = machine.model.layers_of(stage);
     for (std::size_t const l : layers)
-      visit(l, owner == 0 ? nullptr : &machine.run.owned_by(stage, owner).copies[l - layers.first]);
+      visit(l, owner == 0 ? nullptr : &machine.run.storage[stage][owner].copies[l - layers.first]);
   }
   [[nodiscard]] stagger::detail::LayerParameters& parameters(std::size_t layer) const noexcept {
     return machine.model.parameters[layer];

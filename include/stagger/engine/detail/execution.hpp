@@ -6,7 +6,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <utility>
 
 #include <stagger/core/fixed_array.hpp>
@@ -31,8 +30,7 @@ struct CellStorage {
   FixedArray<LayerStorage> layers;
   Slots x;  // of the first stage: one object for its input's gradient, which is not read
   Slots repeated_output;
-  Slots dx;                           // if the stage before gathers it
-  std::unique_ptr<CellStorage> next;  // memory of the stage's next owner
+  Slots dx;  // if the stage before gathers it
 };
 struct Addition {
   LayerParameters* to;
@@ -63,8 +61,7 @@ inline Places places(Slots const& slots, SlotType const& type) {
 
 struct Execution {
   explicit Execution(ModelState const& model) : storage(model.stages()) {
-    for (std::size_t s = 0; s < storage.size(); ++s)
-      storage[s].layers = FixedArray<LayerStorage>(model.layers_of(s).size());
+    for (std::size_t s = 0; s < storage.size(); ++s) storage_of(model, s, 0);
   }
 
   /// Makes the slots of a program and points every rank at them. Allocates only what earlier
@@ -105,20 +102,12 @@ struct Execution {
     }
   }
 
-  /// The memory of an owner of a stage; owners are counted from 0.
-  template <std::integral I> CellStorage& owned_by(I stage, std::size_t owner) noexcept {
-    CellStorage* own = &storage[stage];
-    for (; owner != 0; --owner) own = own->next.get();
-    return *own;
-  }
-
   /// The copy that has an owner's gradients of layer `i` of a stage; null: they lie where the sums
   /// will be.
   template <std::integral I>
   [[nodiscard]] GradientCopy const* copy_of(I stage, std::size_t owner, std::size_t i) const {
-    auto const* own = storage[stage].next.get();
-    for (std::size_t o = 1; own != nullptr; own = own->next.get(), ++o) {
-      GradientCopy const& copy = own->copies[i];
+    for (std::size_t o = 1; o < storage[stage].size(); ++o) {
+      GradientCopy const& copy = storage[stage][o].copies[i];
       if (owner == (copy.kept().of == KeptGradients::Of::first ? 0 : o)) return &copy;
     }
     return nullptr;
@@ -129,9 +118,9 @@ struct Execution {
     if (model.grouped != nullptr) model.grouped->ops->put_back(model);
     for (auto& layer : model.parameters) layer.take_back();
     for (std::size_t s = 0; s < storage.size(); ++s)
-      for (auto* owner = storage[s].next.get(); owner != nullptr; owner = owner->next.get())
-        for (std::size_t i = 0; i < owner->copies.size(); ++i)
-          owner->copies[i].take_values(model.parameters[model.first_layer[s] + i].stored());
+      for (auto& owner : storage[s])
+        for (std::size_t i = 0; i < owner.copies.size(); ++i)
+          owner.copies[i].take_values(model.parameters[model.first_layer[s] + i].stored());
   }
 
   /// Calls `visit(parameters)` for each layer that the program updates before all ranks have
@@ -144,9 +133,9 @@ struct Execution {
 
   [[gnu::cold]] void zero_gradients(ModelState& model) noexcept {
     for (auto& layer : model.parameters) layer.zero_gradients();
-    for (auto& first : storage)
-      for (auto* owner = first.next.get(); owner != nullptr; owner = owner->next.get())
-        for (auto& copy : owner->copies) copy.zero();
+    for (auto& owners : storage)
+      for (auto& owner : owners)
+        for (auto& copy : owner.copies) copy.zero();
   }
 
   /// The factor that scales all gradients down to Options::clip_norm, once each rank has finished.
@@ -160,23 +149,21 @@ struct Execution {
 
   /// Adds the memory of values and contexts.
   [[gnu::cold]] void add_memory(Memory& memory) const {
-    for (auto const& first : storage) {
-      for (auto const* owner = &first; owner != nullptr; owner = owner->next.get()) {
-        for (auto const& copy : owner->copies)
+    for (auto const& owners : storage)
+      for (auto const& owner : owners) {
+        for (auto const& copy : owner.copies)
           (copy.kept().arrive() ? memory.scratch : memory.parameters) += copy.bytes();
-        memory.activations += owner->x.bytes();
-        for (auto const& layer : owner->layers) {
+        memory.activations += owner.x.bytes() + owner.repeated_output.bytes();
+        for (auto const& layer : owner.layers) {
           memory.activations += layer.y.bytes() + layer.saved.bytes();
           memory.gradients += layer.dy.bytes();
         }
-        memory.gradients += owner->dx.bytes();
-        memory.activations += owner->repeated_output.bytes();
+        memory.gradients += owner.dx.bytes();
       }
-    }
     for (auto const& rank : ranks) memory.scratch += rank.context.scratch_bytes();
   }
 
-  FixedArray<CellStorage> storage;  // [stages] of the first owner
+  FixedArray<List<CellStorage>> storage;  // [stages][owners]
   Program const* program = nullptr;
   FixedArray<RankState> ranks;
   FixedArray<StageRun> cells;         // of the program
@@ -190,29 +177,28 @@ struct Execution {
   int reporter = 0;  // the rank that writes it
 
  private:
-  [[gnu::cold]] CellStorage& make_storage(ModelState& model, int stage, std::size_t owner) {
-    CellStorage* own = &storage[stage];
-    std::size_t const layers = own->layers.size();
-    for (; owner != 0; --owner) {
-      if (own->next == nullptr) {
-        auto made = std::make_unique<CellStorage>();
-        made->layers = FixedArray<LayerStorage>(layers);
-        made->copies = FixedArray<GradientCopy>(layers);
-        for (std::size_t i = 0; i < layers; ++i) {
-          made->layer_copies.push_back(model.layers[model.first_layer[stage] + i]);
-          auto const& parameters = model.parameters[model.first_layer[stage] + i];
-          made->copies[i].of(parameters, parameters.views(), parameters.stored());
-        }
-        own->next = std::move(made);
+  /// The memory of an owner of a stage, made unless an earlier program needed it.
+  template <std::integral I>
+  [[gnu::cold]] CellStorage& storage_of(ModelState const& model, I stage, std::size_t owner) {
+    auto& owners = storage[stage];
+    IndexRange const layers = model.layers_of(stage);
+    while (owners.size() <= owner) {
+      CellStorage made;
+      made.layers = FixedArray<LayerStorage>(layers.size());
+      if (!owners.empty()) made.copies = FixedArray<GradientCopy>(layers.size());
+      for (std::size_t i = 0; i < made.copies.size(); ++i) {
+        made.layer_copies.push_back(model.layers[layers.first + i]);
+        auto const& parameters = model.parameters[layers.first + i];
+        made.copies[i].of(parameters, parameters.views(), parameters.stored());
       }
-      own = own->next.get();
+      owners.push_back(std::move(made));
     }
-    return *own;
+    return owners[owner];
   }
 
   [[gnu::cold]] void make_cell(ModelState& model, Cell const& need, std::size_t owner,
                                StageRun& cell) {
-    CellStorage& own = make_storage(model, need.stage, owner);
+    CellStorage& own = storage_of(model, need.stage, owner);
     cell.layers.clear();
     cell.repeated_output = nullptr;
     EndOfStep& at_end = end_of_step[need.rank];

@@ -91,22 +91,20 @@ struct GradientGroups {
   /// Adds up a part of layer `i` of a stage, in the order of owners. If an owner's gradients lie
   /// where the sum will be, those before it are added up where the first one's are, and then to it:
   /// a + b has the bits of b + a.
-  static void add_up(LayerParameters& sum, CellStorage const& stage, std::size_t i,
+  static void add_up(LayerParameters& sum, List<CellStorage> const& owners, std::size_t i,
                      Instruction const& in) {
     ByteRange const part = sum.part(in.part(), in.parts());
     auto const lies_there = [](GradientCopy const& copy) {
       return copy.kept().of == KeptGradients::Of::first;
     };
     GradientCopy const* to = nullptr;
-    for (auto const* owner = stage.next.get(); owner != nullptr; owner = owner->next.get())
-      if (lies_there(owner->copies[i])) to = &owner->copies[i];
+    for (std::size_t o = 1; o < owners.size(); ++o)
+      if (lies_there(owners[o].copies[i])) to = &owners[o].copies[i];
     std::array<GradientCopy const*, LayerParameters::most_copies> copies;
     std::size_t count = 0;
     auto const add = [&] { sum.add({copies.data(), std::exchange(count, 0)}, part, to); };
-    auto const* owner = &stage;
     for (unsigned o = 1; o < in.parts(); ++o) {
-      owner = owner->next.get();
-      GradientCopy const& copy = owner->copies[i];
+      GradientCopy const& copy = owners[o].copies[i];
       if (lies_there(copy)) {
         add();
         to = nullptr;

@@ -70,11 +70,10 @@ struct HeldParameters {
         LayerParameters& parameters = machine.model.parameters[l];
         if (!here) parameters.release();
         bool const made = here && parameters.hold();
-        std::size_t o = 0;
-        for (auto* owner = machine.run.storage[stage].next.get(); owner;
-             owner = owner->next.get()) {
-          auto& copy = owner->copies[l - layers.first];
-          Kept const kept = here && ++o < cells.size() && commits()
+        auto& owners = machine.run.storage[stage];
+        for (std::size_t o = 1; o < owners.size(); ++o) {
+          auto& copy = owners[o].copies[l - layers.first];
+          Kept const kept = here && o < cells.size() && commits()
                                 ? kept_of(cells, o, parameters, own)
                                 : copy.kept();
           if (!here)

@@ -132,7 +132,7 @@ class StepExchange : public ServerExchange {
   /// them.
   [[nodiscard]] bool exchanges_memory(std::size_t c) const noexcept {
     return renews_ && machine_.model.grouped == nullptr &&
-           machine_.run.storage[program_->cells[c].stage].next == nullptr;
+           machine_.run.storage[program_->cells[c].stage].size() == 1;
   }
   /// The layers that a push sends: those of the cell, or of a gradient group.
   [[nodiscard]] IndexRange pushed_by(Instruction const& in) const noexcept {
