@@ -214,8 +214,7 @@ class Profiler {
       double const weight_s = median(times[l].weight);
       layer.backward_s = median(times[l].input) + weight_s;
       if (weight_s > 0) layer.backward_weight_s = weight_s;
-      for (std::size_t i = 0; i < parameters[l].count(); ++i)
-        layer.parameter_bytes += parameters[l].value_bytes(i);
+      layer.parameter_bytes = parameters[l].sent_bytes();
       profile.layers.push_back(std::move(layer));
     }
     return profile;

@@ -20,16 +20,6 @@ struct GradientGroupOps;
 struct RankState;
 struct SharedPasses;
 
-/// The layers of a stage that a gradient group covers.
-struct GroupExtent {
-  std::size_t first_layer = 0;  // of the stage, in the model
-  std::size_t layers = 0;       // of the stage
-  std::size_t lowest = 0;       // of the group, in the stage
-  std::size_t end = 0;          // after its highest
-  std::uint64_t bytes = 0;      // of its parameters
-  std::uint64_t stage_bytes = 0;
-};
-
 /// A collective policy, its type erased.
 struct GroupingChoice {
   using Groups = std::vector<collective::LayerGroup> (*)(void const* policy,
@@ -112,7 +102,6 @@ struct GradientGroupOps {
   /// began.
   void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);
   List<GradientGroup> const* (*groups)(Machine&);
-  GroupExtent (*extent)(Machine const&, Instruction const&);
 };
 
 }  // namespace stagger::detail

@@ -37,8 +37,7 @@ struct GradientGroups {
         return machine.run.end_of_step[machine.run.program->cells[cells.first + holder].rank];
       };
       IndexRange const layers = machine.model.layers_of(stage);
-      std::size_t total = 1;
-      for (std::size_t const l : layers) total += GroupingDecision::gradient_bytes(machine, l);
+      std::size_t const total = 1 + machine.model.bytes_of(layers);
       std::size_t before = 0;
       for (std::size_t const l : layers) {
         auto const& parameters = machine.model.parameters[l];
@@ -57,21 +56,6 @@ struct GradientGroups {
         }
       }
     });
-  }
-
-  [[gnu::cold]] static GroupExtent extent(Machine const& machine, Instruction const& in) {
-    GradientGroup const& group = machine.run.program->groups[in.group];
-    GroupExtent extent;
-    IndexRange const stage = machine.model.layers_of(in.stage);
-    IndexRange const layers = machine.model.layers_of(group);
-    extent.first_layer = stage.first;
-    extent.layers = stage.size();
-    extent.lowest = layers.first - stage.first;
-    extent.end = layers.last - stage.first;
-    for (std::size_t const l : stage)
-      extent.stage_bytes += GroupingDecision::gradient_bytes(machine, l);
-    for (std::size_t const l : layers) extent.bytes += GroupingDecision::gradient_bytes(machine, l);
-    return extent;
   }
 
   /// Carries out a part of a last backward, or a sum of gradients.
@@ -148,8 +132,7 @@ inline constexpr GradientGroupOps gradient_group_ops{&shared_passes,
                                                      &GroupingDecision::end_step,
                                                      &GradientGroups::execute,
                                                      &GradientGroups::note,
-                                                     &GroupingDecision::current_groups,
-                                                     &GradientGroups::extent};
+                                                     &GroupingDecision::current_groups};
 
 template <class> GradientGroupOps const* functions_for_groups() { return &gradient_group_ops; }
 

@@ -96,7 +96,7 @@ struct ShownWhole {
 /// The engine's functions for groups, by address, so that a pipeline without groups does not
 /// compile them.
 struct GroupOps {
-  /// Divides the layers; null if no layer is worth splitting.
+  /// Divides the layers; `table_stages` of the result is 0 if no layer is worth splitting.
   std::shared_ptr<Grouped const> (*divide)(Setup const&, List<Layer>&);
   schedule::Table (*table)(Grouped const&, schedule::Table const&, Replicas const&);
   Sections const& (*sections)(Grouped const&);

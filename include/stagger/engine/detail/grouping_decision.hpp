@@ -22,13 +22,6 @@ namespace stagger::detail {
 /// The choice of gradient groups: single layers at first, to measure them, then those of the
 /// policy.
 struct GroupingDecision {
-  static std::uint64_t gradient_bytes(Machine const& machine, std::size_t layer) {
-    std::uint64_t bytes = 0;
-    for (std::size_t p = 0; p < machine.model.parameters[layer].count(); ++p)
-      bytes += machine.model.parameters[layer].value_bytes(p);
-    return bytes;
-  }
-
   template <class Policy> static GroupingChoice choice_of() {
     GroupingChoice choice;
     choice.groups = [](void const*, collective::Backward const& backward,
@@ -108,8 +101,7 @@ struct GroupingDecision {
     for (std::size_t g = 0; g < run.groups.size(); ++g) {
       IndexRange const of = machine.model.layers_of(run.groups[g]);
       if (layers) run.layer_s[of.first] = backward_s[g];
-      std::uint64_t bytes = 0;
-      for (std::size_t const l : of) bytes += gradient_bytes(machine, l);
+      std::uint64_t const bytes = machine.model.bytes_of(of);
       double const seconds = sum_s[g];
       if (bytes == 0 || !(seconds > 0)) continue;
       run.sample_bytes.push_back(static_cast<double>(bytes));
@@ -164,7 +156,7 @@ struct GroupingDecision {
       List<std::uint64_t> bytes;
       for (std::size_t const l : machine.model.layers_of(s)) {
         backward_s.push_back(layer_s.empty() ? 0 : layer_s[l]);
-        bytes.push_back(gradient_bytes(machine, l));
+        bytes.push_back(machine.model.parameters[l].sent_bytes());
       }
       collective::Backward const backward{
           0, {backward_s.data(), backward_s.size()}, {bytes.data(), bytes.size()}};

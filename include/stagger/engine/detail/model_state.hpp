@@ -57,6 +57,12 @@ struct ModelState {
     auto const highest = static_cast<std::size_t>(group.highest);
     return {stage.first + lowest, std::min(stage.first + highest + 1, stage.last)};
   }
+  /// Bytes of the values of several layers, and so of their gradients.
+  [[nodiscard]] std::uint64_t bytes_of(IndexRange several) const noexcept {
+    std::uint64_t bytes = 0;
+    for (std::size_t const l : several) bytes += parameters[l].sent_bytes();
+    return bytes;
+  }
   /// Shows every parameter to the caller, in layer order.
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool own) {
     shown = memory != nullptr || shards || grouped != nullptr;

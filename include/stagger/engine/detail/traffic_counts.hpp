@@ -31,12 +31,10 @@ class TrafficCounts {
   /// Finds the messages of a program. @param replicas null: there are none
   [[gnu::cold]] void load(Program const& program, FixedArray<StageRun> const& cells,
                           ModelState const& model, ReplicaRun const* replicas) {
-    add_steps(total_);
-    steps_ = 0;
+    measure_step();
     program_ = &program;
     grouped_ = model.grouped.get();
     if (total_.ranks() == 0) total_ = step_ = Traffic(static_cast<std::size_t>(program.computing));
-    step_.clear();
     values_.clear();
     rows_.clear();
     replicas_ = replicas;
@@ -223,8 +221,7 @@ class TrafficCounts {
   [[gnu::cold]] void find_sums(Program const& program, ModelState const& model) {
     each_stage(program, [&](int stage, IndexRange cells) {
       if (!program.groups.empty()) return;
-      std::uint64_t sum = 0;
-      for (std::size_t const l : model.layers_of(stage)) sum += model.parameters[l].sent_bytes();
+      std::uint64_t const sum = model.bytes_of(model.layers_of(stage));
       int const to = program.cells[cells.first].rank;
       for (std::size_t const c : cells)
         if (int const rank = program.cells[c].rank; rank != to)

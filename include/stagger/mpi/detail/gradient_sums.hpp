@@ -282,6 +282,7 @@ struct GroupingAgreement {
   void share(double* backward_s, double* sum_s) {
     constexpr char const* telling = "tell each other what they have measured";
     auto const& groups = machine.program().groups;
+    auto const& model = machine.model;
     double const deadline_s = machine.options().deadline_s;
     for (std::size_t first = 0, end = 0; first < groups.size(); first = end) {
       int const stage = groups[first].stage;
@@ -291,14 +292,15 @@ struct GroupingAgreement {
       bool const here = std::find(members.begin(), members.end(), world.rank()) != members.end();
       collective::CostLine line;
       if (here)
-        line = measured_line(extent(first).stage_bytes, [&](std::size_t size) {
+        line = measured_line(model.bytes_of(model.layers_of(stage)), [&](std::size_t size) {
           if (sums.uses(stage))
             sums.measure(stage, size, deadline_s);
           else
             sum_in_slices(world, members, size, deadline_s);
         });
       for (std::size_t g = first; g < end; ++g)
-        if (!here || sum_s[g] > 0) sum_s[g] = line.seconds(extent(g).bytes);
+        if (!here || sum_s[g] > 0)
+          sum_s[g] = line.seconds(model.bytes_of(model.layers_of(groups[g])));
     }
     world.maximum({backward_s, groups.size()}, telling, deadline_s);
     world.maximum({sum_s, groups.size()}, telling, deadline_s);
@@ -330,14 +332,6 @@ struct GroupingAgreement {
     groups.resize(answer.count);
     world.broadcast(std::as_writable_bytes(std::span(groups.data(), groups.size())), 0, hearing,
                     deadline_s);
-  }
-
- private:
-  [[nodiscard]] stagger::detail::GroupExtent extent(std::size_t group) const {
-    Instruction in;
-    in.stage = static_cast<std::uint16_t>(machine.program().groups[group].stage);
-    in.group = static_cast<std::uint16_t>(group);
-    return machine.group_ops()->extent(machine, in);
   }
 };
 

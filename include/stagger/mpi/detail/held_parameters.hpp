@@ -139,12 +139,12 @@ struct HeldParameters {
   /// For sums by a library: calls `visit(type, gradient of the cell, sum of all, bytes)` for each
   /// parameter of a `reduce`'s group.
   template <class Visit> void each_gradient(Instruction const& in, Visit visit) const {
-    auto const group = machine.group_ops()->extent(machine, in);
-    for (std::size_t i = group.lowest; i < group.end; ++i) {
-      LayerParameters& sum = machine.model.parameters[group.first_layer + i];
+    std::size_t const first = machine.model.layers_of(in.stage).first;
+    for (std::size_t const l : machine.model.layers_of(machine.program().groups[in.group])) {
+      LayerParameters& sum = machine.model.parameters[l];
       for (std::size_t p = 0; p < sum.count(); ++p)
         visit(sum.declaration(p).type,
-              machine.gradients_of(in.stage, in.part(), i, sum.range(p).first),
+              machine.gradients_of(in.stage, in.part(), l - first, sum.range(p).first),
               static_cast<std::byte*>(sum.views()[p].gradient), sum.value_bytes(p));
     }
   }

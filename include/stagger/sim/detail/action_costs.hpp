@@ -124,20 +124,24 @@ template <class Device> class ActionCosts {
 
   /// Seconds of a part of a backward, or of a sum.
   [[nodiscard]] double group_cost(Instruction const& in) const {
-    auto const extent = machine_.group_ops()->extent(machine_, in);
+    auto const& costs = costs_of(in);
+    auto const& model = machine_.model;
+    IndexRange const stage = model.layers_of(in.stage);
+    IndexRange const group = model.layers_of(machine_.program().groups[in.group]);
     if (adds_up(in.op)) {
-      if (device_.sum != collective::CostLine{}) return device_.sum.seconds(extent.bytes);
-      return extent.bytes == 0 ? 0
-                               : costs_of(in).reduce_s * static_cast<double>(extent.bytes) /
-                                     static_cast<double>(extent.stage_bytes);
+      std::uint64_t const bytes = model.bytes_of(group);
+      if (device_.sum != collective::CostLine{}) return device_.sum.seconds(bytes);
+      return bytes == 0 ? 0
+                        : costs.reduce_s * static_cast<double>(bytes) /
+                              static_cast<double>(model.bytes_of(stage));
     }
-    auto const weight = [&](std::size_t from, std::size_t end) {
+    auto const weight = [&](IndexRange layers) {
       double sum = 0;
-      for (; from < end; ++from) sum += weight_of(extent.first_layer + from);
+      for (std::size_t const l : layers) sum += weight_of(l);
       return sum;
     };
-    double const all = weight(0, extent.layers);
-    return all > 0 ? action_s(costs_of(in), in.op) * weight(extent.lowest, extent.end) / all : 0;
+    double const all = weight(stage);
+    return all > 0 ? action_s(costs, in.op) * weight(group) / all : 0;
   }
 
   Device device_;
