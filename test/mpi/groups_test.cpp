@@ -350,7 +350,7 @@ TEST_CASE("mpi/groups: what several groups have in a process is predicted to the
   auto const& machine = here.machine();
   std::vector<int> cuts;
   for (std::size_t s = 1; s < machine.model.stages(); ++s)
-    cuts.push_back(static_cast<int>(machine.first_layers()[s]));
+    cuts.push_back(static_cast<int>(machine.model.first_layer[s]));
   std::vector<int> ranks;  // as they are spread by default
   for (int r = 0; r < 8; ++r)
     if (r * processes() / 8 == process()) ranks.push_back(r);

@@ -50,7 +50,7 @@ class Enqueuer {
     streams_.begin_step(slot);
     messages_.begin_step();
     group_sums_.begin_step();
-    timed_ = machine_.options().record || machine_.measures();
+    timed_ = machine_.options().record || machine_.run.grouping_run.measures();
   }
 
   void enqueue_iteration() {
@@ -273,7 +273,7 @@ class GpusBackend : detail::Enqueuer {
     auto const share = [](void* sums, double* backward_s, double* sum_s) {
       static_cast<detail::GroupSums*>(sums)->share(backward_s, sum_s);
     };
-    machine_.set_grouping_peers({&group_sums_, share, nullptr});
+    machine_.run.grouping_peers = {&group_sums_, share, nullptr};
   }
   GpusBackend(GpusBackend const&) = delete;
   GpusBackend& operator=(GpusBackend const&) = delete;
@@ -329,7 +329,7 @@ class GpusBackend : detail::Enqueuer {
   // Functions for running ahead.
 
   [[nodiscard]] bool runs_ahead() const noexcept {
-    return !machine_.options().record && !machine_.measures();
+    return !machine_.options().record && !machine_.run.grouping_run.measures();
   }
   [[nodiscard]] std::size_t slots() const noexcept { return in_flight_.slots(); }
 

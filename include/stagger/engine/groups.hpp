@@ -276,7 +276,8 @@ struct GroupExchange {
     source.blocks =
         blocks_of(*machine.run.cells[edge.from].back->ops, *machine.run.cells[edge.to].front->ops);
     if (use.part == TakenPart::all) return;
-    Cell const& holder = holder_of_columns(machine.run.program->cells, edge);
+    auto const& cells = machine.run.program->cells;
+    Cell const& holder = cells[cells[edge.from].columns.size() != 0 ? edge.from : edge.to];
     if (use.part == TakenPart::kept) {
       source.share = holder.member;
       source.shares = members;

@@ -219,13 +219,6 @@ class Machine : public StepStatus {
   [[nodiscard]] [[gnu::cold]] List<GradientGroup> const* groups() {
     return group_ops() == nullptr ? nullptr : group_ops()->groups(*this);
   }
-  /// Whether training steps are being measured to choose gradient groups.
-  [[nodiscard]] bool measures() const noexcept { return run.grouping_run.measures(); }
-  void set_grouping(GroupingChoice const& choice) noexcept { run.grouping = choice; }
-  [[nodiscard]] GroupingChoice const& grouping() const noexcept { return run.grouping; }
-  /// The first layer of each stage, then the number of layers.
-  [[nodiscard]] List<std::size_t> const& first_layers() const noexcept { return model.first_layer; }
-  void set_grouping_peers(GroupingPeers const& peers) noexcept { run.grouping_peers = peers; }
   /// Byte `offset` of an owner's gradients of layer `i` of a stage. If they arrive from another
   /// process, only the part that is added up here has memory.
   template <std::integral I>

@@ -57,7 +57,7 @@ class ProcessesBackend {
                      }});
     detail::agree(world_, detail::facts_of(codec_), join_deadline_s_);
     if (channels_.size() == 1) return;
-    machine_.set_grouping_peers(grouping_.peers());
+    machine_.run.grouping_peers = grouping_.peers();
   }
   ProcessesBackend(ProcessesBackend const&) = delete;
   ProcessesBackend& operator=(ProcessesBackend const&) = delete;

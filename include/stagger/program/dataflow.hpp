@@ -74,7 +74,6 @@ struct Dataflow {
     return c;
   }
   [[nodiscard]] std::uint32_t length_at(std::size_t cell) const { return length[cells[cell].rank]; }
-  [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].depth + 1 == depths; }
   /// Whether the ends of an edge are on different ranks.
   [[nodiscard]] bool crosses(DirectedEdge const& e) const {
     return cells[e.sender].rank != cells[e.receiver].rank;
@@ -252,7 +251,7 @@ struct Dataflow {
   for (std::size_t c = 0; c < cells.size(); ++c) {
     auto const& own = flow.parts[cells[c].rank];
     if (cells[c].stage == 0) cells[c].gathers_input = own.replicas > 1;
-    if (flow.last_stage(c)) continue;
+    if (cells[c].stage + 1 == flow.stages) continue;
     int neighbour = -1;  // position
     bool same = false;
     std::size_t const* const first = &flow.first_cell[cells[c].stage];

@@ -344,12 +344,6 @@ struct RowEdge {
   }
 };
 
-/// The cell whose columns are taken over an edge, unless all are.
-[[nodiscard]] inline Cell const& holder_of_columns(List<Cell> const& cells,
-                                                   RowEdge const& edge) noexcept {
-  return cells[cells[edge.from].columns.size() != 0 ? edge.from : edge.to];
-}
-
 /// The signals of an edge: from a cell to the one after it, or a row edge.
 enum class EdgeSignal : std::uint8_t {
   forward_full,   ///< an input of the latter is there

@@ -276,7 +276,7 @@ template <class Train, class FootprintOf>
   detail::Machine const& machine = train.machine();
   std::vector<int> cuts;
   for (std::size_t s = 1; s < machine.model.stages(); ++s)
-    cuts.push_back(static_cast<int>(machine.first_layers()[s]));
+    cuts.push_back(static_cast<int>(machine.model.first_layer[s]));
   return predicted_memory(train.program(rows.size()), cuts, machine.model.optimizer.states, rows,
                           std::forward<FootprintOf>(footprint));
 }

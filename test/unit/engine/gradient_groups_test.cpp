@@ -453,7 +453,7 @@ TEST_CASE("engine/GradientGroups: holders of a stage share the squares of its gr
     sg::detail::append_layers(
         weighted, std::vector<Weighted>{Weighted(100), Weighted(40), Weighted(300), Weighted(7)});
     sg::detail::Machine machine(std::move(weighted), {}, options, 0, Squares::memory());
-    machine.set_grouping(sg::detail::grouping_of(collective::AllReduce<grouping::Single>{}));
+    machine.run.grouping = sg::detail::grouping_of(collective::AllReduce<grouping::Single>{});
     sg::LayOutOptions laying;
     laying.replicas = &machine.options().replicas;
     laying.groups = machine.groups();

@@ -73,7 +73,7 @@ struct GpusOptions {
     shares += text(part.replica == 0 && !shares.empty() ? ", " : " ",
                    static_cast<std::int64_t>(part.own));
   std::string cuts;
-  for (std::size_t const first : machine.first_layers())
+  for (std::size_t const first : machine.model.first_layer)
     cuts += text(cuts.empty() ? "" : " ", static_cast<std::int64_t>(first));
   return {collective::library_fact(),
           {"the number of layers", std::to_string(parameters.size())},
@@ -97,7 +97,7 @@ struct GpusOptions {
 [[nodiscard]] [[gnu::cold]] inline std::vector<collective::Fact> facts_of(
     stagger::detail::Machine const& machine, std::vector<int> const& places) {
   Program const& program = machine.program();
-  auto const& grouping = machine.grouping();
+  auto const& grouping = machine.run.grouping;
   std::string gpus;
   for (int const at : places) gpus += text(gpus.empty() ? "" : " ", at);
   stagger::detail::Digest numbers;

@@ -27,7 +27,7 @@ class GroupReduction {
 
   /// Whether the collective asks for sums by the library.
   [[nodiscard]] bool asks_library() const noexcept {
-    return streams_.machine().grouping().by == collective::By::library;
+    return streams_.machine().run.grouping.by == collective::By::library;
   }
   /// The cell of a stage on one of the GPUs.
   [[nodiscard]] std::size_t cell_of(int stage, std::size_t gpu) const noexcept {

@@ -85,6 +85,7 @@ struct GroupingRun {
   List<double> layer_s;                 // [layers] medians
   List<double> sample_bytes, sample_s;  // of single sums
 
+  /// Whether training steps are being measured to choose gradient groups.
   [[nodiscard]] bool measures() const noexcept {
     return phase != Phase::decided && !groups.empty();
   }

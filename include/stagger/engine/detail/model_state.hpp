@@ -140,7 +140,7 @@ struct ModelState {
   ParameterMemory const* memory;  // null: parameters lie on the host
   List<Layer> layers;
   FixedArray<LayerParameters> parameters;  // [layers]
-  List<std::size_t> first_layer{0};        // [stages + 1]
+  List<std::size_t> first_layer{0};        // [stages + 1], the last: the number of layers
   Options options;
   bool shards;
   std::shared_ptr<Grouped const> grouped;   // null: no layer is shared by a group

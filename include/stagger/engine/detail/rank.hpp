@@ -177,17 +177,12 @@ struct alignas(64) RankState {
   backward_layer(rank, *stage.front, in, x, dy, stage.dx[in.dx]);
 }
 
-/// The whole backward that an instruction is a part of.
-[[nodiscard]] inline Instruction whole_of(Instruction in) noexcept {
-  in.op = op_of(kind_of(in.op));
-  return in;
-}
-
 /// Backward of the layers [lowest, end) of a stage, from the last.
 [[gnu::noinline]] inline void run_backward_part(RankState& rank, StageRun const& stage,
                                                 Instruction const& part, std::size_t lowest,
                                                 std::size_t end) {
-  Instruction const in = whole_of(part);
+  Instruction in = part;
+  in.op = op_of(kind_of(part.op));  // of the whole backward
   std::size_t const last = stage.layers.size() - 1;
   for (std::size_t i = end; i-- > lowest;) {
     LayerRun const& layer = stage.layers[i];

@@ -83,7 +83,7 @@ class MachineSession : public Session {
         places_(places),
         spare_(spare) {
     ranks_ = place_.size();
-    machine_.set_grouping(setup.grouping);
+    machine_.run.grouping = setup.grouping;
     machine_.model.optimizer = setup.optimizer;
     machine_.model.division = setup.division;
     if (setup.grouped != nullptr) setup.grouped->ops->require_pieces(machine_.model);

@@ -33,7 +33,7 @@ using stagger::detail::Digest;
   auto& parameters = machine.parameters();
   Options const& options = machine.options();
   auto const& model = machine.model;
-  auto const& grouping = machine.grouping();
+  auto const& grouping = machine.run.grouping;
   auto const yes = [](bool is) { return is ? "true" : "false"; };
   std::string cuts;
   for (std::size_t l = 1; l < parameters.size(); ++l)

@@ -45,7 +45,7 @@ class LibrarySums {
   [[gnu::cold]] void load(HeldParameters const& held, Placement const& placement, Exchange& world,
                           double seconds) {
     constexpr char const* making = "prepare sums of gradients by MPI";
-    if (held.machine.grouping().by != collective::By::library) return;
+    if (held.machine.run.grouping.by != collective::By::library) return;
     auto const& program = held.program();
     double lost = lost_ ? 1 : 0;
     world.maximum({&lost, 1}, making, seconds);

@@ -164,7 +164,7 @@ struct HeldParameters {
     bool const grouped = !program().groups.empty();
     if (!grouped && first == cells.first) part = {0, layer.bytes_of_values()};
     for (std::size_t d = first; grouped && d < cells.last; ++d) {
-      if (!here(d) || machine.grouping().by == collective::By::library) continue;
+      if (!here(d) || machine.run.grouping.by == collective::By::library) continue;
       part = part.with(layer.part(d - cells.first, cells.size()));
     }
     return {c == first ? Kept::Of::first : Kept::Of::other, part};
