@@ -79,7 +79,8 @@ class GroupDivision {
     describe();
     if (choice.each_pass) update_each_pass();
     if (plan_.adds_in_shares(whole_.size())) add_shares(whole_.size());
-    if (plan_.end != partition::GroupExchange::none) add_end();
+    if (plan_.end != partition::GroupExchange::none)  // every member has the layer before the loss
+      add_put_together(*whole_.back().ops().split->output, whole_.size(), false, false);
     model_->divided.stages = static_cast<int>(model_->table_stage.size());
     layers_ = std::move(made_);
     return model_;
@@ -191,10 +192,6 @@ class GroupDivision {
     if (setup_.groups.each_pass) words += ", updated each pass";
   }
 
-  /// Adds the layer before the loss, which every member has.
-  [[gnu::cold]] void add_end() {
-    add_put_together(*whole_[whole_.size() - 1].ops().split->output, whole_.size(), false, false);
-  }
   /// Adds the layer in front of another, or of the loss, in which each member adds up its columns.
   [[gnu::cold]] void add_shares(std::size_t l) {
     partition::GroupExchange const exchange = plan_.exchange(l);

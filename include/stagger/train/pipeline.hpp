@@ -50,11 +50,6 @@ template <class Layers, class Device> [[nodiscard]] Device with_layer_types(Devi
   return device;
 }
 
-template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
-template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
-  return static_cast<int>(run.size());
-}
-
 }  // namespace detail
 
 /// A model for a pipeline: stages cut by hand, each an argument, or one Sequential that a
@@ -104,8 +99,7 @@ template <class... Stage> class Pipeline {
                     "Sequential for it to cut");
       std::vector<int> cuts;
       List<Layer> layers;
-      if constexpr (!cut_later) cuts = cuts_as_given();
-      std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
+      std::apply([&](auto&... stage) { (append_stage(layers, cuts, stage), ...); }, stages_);
       detail::require_layers(layers);
       auto const partitioner = Pick<PartitionTag, partition::Cuts, P...>::from(policy...);
       if constexpr (cut_later)
@@ -216,25 +210,14 @@ template <class... Stage> class Pipeline {
   using Types = typename detail::Flatten<detail::Layers<>, Stage...>::type;
   template <class... P> using Wrong = detail::Wrong<Types, P...>;
 
-  [[nodiscard]] std::vector<int> cuts_as_given() {
-    std::vector<int> cuts;  // the first layer of each part but the first
-    int layers = 0;
-    auto const add = [&]<class S>(S& stage) {
-      int const here = count(stage);
-      int const each = detail::LayerTraits<S>::repeated ? 1 : here;
-      for (int l = 0; l < here; l += each) {
-        if (layers > 0) cuts.push_back(layers);
-        layers += each;
-      }
-    };
-    std::apply([&](auto&... stage) { (add(stage), ...); }, stages_);
-    return cuts;
-  }
-
-  template <class L> static int count(L const& stage) { return detail::layer_count(stage); }
-  template <class... L> static int count(Sequential<L...>& sequential) {
-    return std::apply([](auto&... layer) { return (0 + ... + detail::layer_count(layer)); },
-                      sequential.layers());
+  /// Appends the layers of a stage, or of several, and the cuts in front of them as given.
+  template <class S>
+  static void append_stage(List<detail::Layer>& layers, std::vector<int>& cuts, S& stage) {
+    std::size_t const first = layers.size();
+    detail::append_layers(layers, std::move(stage));
+    std::size_t const each = detail::LayerTraits<S>::repeated ? 1 : layers.size() - first;
+    for (std::size_t l = first; l < layers.size(); l += each)
+      if (l != 0) cuts.push_back(static_cast<int>(l));
   }
 
   std::tuple<Stage...> stages_;

@@ -32,10 +32,6 @@ enum class StageFault : std::uint8_t {
 };
 
 template <class S>
-concept HasInput = requires { typename S::Input; };
-template <class S>
-concept HasOutput = requires { typename S::Output; };
-template <class S>
 concept TakesNothingSaved =
     requires(S& stage, Context& context, typename S::Input const& x, typename S::Output& y,
              NothingSaved& saved) { stage.forward(context, x, y, saved); };
@@ -55,9 +51,9 @@ template <class S> consteval StageFault stage_fault() {
     return is_function;
   else if constexpr (std::is_abstract_v<S>)
     return is_abstract;
-  else if constexpr (!HasInput<S>)
+  else if constexpr (!requires { typename S::Input; })
     return no_input;
-  else if constexpr (!HasOutput<S>)
+  else if constexpr (!requires { typename S::Output; })
     return no_output;
   else if constexpr (!std::semiregular<typename S::Input> ||
                      !std::semiregular<typename S::Output> || !std::semiregular<SavedOf<S>>)

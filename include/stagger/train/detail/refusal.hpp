@@ -133,17 +133,13 @@ template <class P>
   requires fills<P, DeviceTag>
 inline constexpr bool ignores_placement<P> = !P::traits.obeys_placement;
 
-template <class... P> consteval auto check_places() {
-  constexpr bool ignored = count_of<PlacementTag, P...> != 0 && (ignores_placement<P> || ...);
-  return First<Unless<!ignored, PlacementIsIgnored<ignored>>>{};
-}
-
-template <class Types, class Schedule, class Staleness, class Collective, class Loss>
+template <class Types, bool ignored, class Schedule, class Staleness, class Collective, class Loss>
 consteval auto check_fit() {
   using Y = typename Ends<Types>::Output;
   constexpr bool exchanges = ExchangingPolicy<Staleness>;
   constexpr bool server = ServerPolicy<Collective>;
   return First<
+      Unless<!ignored, PlacementIsIgnored<ignored>>,
       Unless<Schedule::flushes || !Staleness::synchronous, ScheduleDoesNotFit<Schedule, Staleness>>,
       Unless<server || !exchanges, ServerIsMissing<exchanges>>,
       Unless<!server || exchanges || Staleness::synchronous, ServerIsIdle<exchanges>>,
@@ -157,10 +153,9 @@ template <class Types, class... P> consteval auto check_pipeline() {
     return Model{};
   else if constexpr (!std::is_void_v<typename Policies::type>)
     return Policies{};
-  else if constexpr (!std::is_void_v<typename decltype(check_places<P...>())::type>)
-    return check_places<P...>();
   else
-    return check_fit<Types, typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type,
+    return check_fit<Types, count_of<PlacementTag, P...> != 0 && (ignores_placement<P> || ...),
+                     typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type,
                      typename Pick<StalenessTag, staleness::Synchronous, P...>::type,
                      typename Pick<CollectiveTag, DefaultCollective, P...>::type,
                      typename Pick<LossTag, NoLoss, P...>::type>();
