@@ -23,6 +23,8 @@ struct GraphCounts {
 /// Owns an executable graph.
 class Graph {
  public:
+  [[nodiscard]] explicit operator bool() const noexcept { return exec_ != nullptr; }
+
   /// Records what `body()` enqueues on `origin`, and on streams that wait for `origin` and for
   /// which `origin` waits. Nothing runs. The executable graph is updated if possible, otherwise
   /// made again.

@@ -58,7 +58,7 @@ class Token {
   [[nodiscard]] static Token from_file(std::string const& path) {
     char bytes[256];
     stagger::detail::Descriptor const file(path.c_str(), O_RDONLY);
-    ssize_t const count = ::read(file.number(), bytes, sizeof(bytes));
+    ssize_t const count = ::read(file.get(), bytes, sizeof(bytes));
     if (count < 0)
       raise(Errc::io, "cannot read the token from '", path, "'; name a file that can be read");
     std::string_view const all(bytes, static_cast<std::size_t>(count));

@@ -2,9 +2,6 @@
 #pragma once
 /// @file   Gradient groups: parts of a stage's last backward, and what adds up gradients of
 ///         replicated stages while others still run.
-/// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
-///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
-///         of its communication thread, and each holder of a stage adds up a part of every layer.
 
 #include <array>
 #include <cstddef>
