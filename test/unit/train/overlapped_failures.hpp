@@ -187,9 +187,12 @@ std::optional<int> compare_failure(Server const& server, Model const& model, Rul
   try {
     take(false);
     other.watch(-1, nullptr);
-    // If it was let in before anything of that step was added, the step has not ended without it.
-    bool const within = back.joinable() && links[dead]->begins == 3;
     if (!back.joinable()) come_back();  // that step has fewer calls
+    // The server has let it in: before anything of that step was added, and then the step counts
+    // it, or when the step had ended. If all layers are late, the others may end a step before it
+    // has read any.
+    static_cast<void>(sg::detail::wait_until([&] { return links[dead]->begins != 0; }, 20));
+    bool const within = links[dead]->begins == 3;
     done[dead] = within ? Done() : Done::nothing();
     oracle.train(batches[step++], done);
     if (!within) {
