@@ -39,7 +39,7 @@ namespace detail {
 
 /// Number of GPUs that this process may use.
 /// @throws Error  without a driver, without a GPU, or with a driver older than the toolkit this was
-/// built with
+///                built with
 [[nodiscard]] [[gnu::cold]] inline int device_count() {
   int driver = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)

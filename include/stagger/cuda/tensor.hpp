@@ -53,7 +53,7 @@ template <class T = float> class Tensor : public stagger::detail::TensorShape {
   /// Sets the extents; allocates only if more elements are needed than ever before. Contents are
   /// then unspecified.
   /// @throws Error  if there is no such memory, or for more than 4 extents; the tensor is then as
-  /// before
+  ///                before
   void resize(std::initializer_list<std::size_t> extents) { take(TensorShape(extents)); }
   void resize_like(TensorShape const& other) { take(other); }
 

@@ -55,7 +55,7 @@ class StallDetector {
 /// called on the watchdog's thread, once for each run.
 ///
 /// @tparam Progress  () const noexcept -> std::uint64_t; changes whenever anything moves; any
-/// thread
+///                   thread
 /// @tparam Expired   () noexcept -> void; must not end the run itself
 template <class Progress, class Expired> class Watchdog {
  public:

@@ -317,10 +317,10 @@ namespace stagger::host {
 class AsioParameterServer {
  public:
   /// @param of_workers  the workers' optimizer, with which the server takes steps if they push
-  /// gradients, since no code is sent over a connection
+  ///                    gradients, since no code is sent over a connection
   /// @param model       the workers' staleness model, if the server chooses late layers by it
   /// @throws Error      bad_configuration for options that are out of range, io for a port that is
-  /// in use
+  ///                    in use
   template <OptimizerPolicy O = optimizer::Sgd, StalenessPolicy S = staleness::Synchronous>
   explicit AsioParameterServer(collective::ParameterServer const& server,
                                ListenOptions const& options = {}, O const& of_workers = {},

@@ -272,7 +272,7 @@ struct ServerOptions {
 class ParameterServer {
  public:
   /// @param optimizer  with which the server takes steps if workers push gradients; the same as
-  /// theirs
+  ///                   theirs
   /// @param model      the workers' staleness model, if the server chooses late layers by it
   /// @throws Error  bad_configuration for options that are out of range, or an MPI that other
   /// threads may not call; mismatch if other processes have other options; deadline for processes

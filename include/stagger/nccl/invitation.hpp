@@ -33,7 +33,7 @@ struct Invitation {
 /// Makes an invitation on rank 0 and broadcasts it to every rank.
 ///
 /// @param broadcast  (std::span<std::byte>) -> void: called once on each rank; copies rank 0's
-/// bytes to all, over MPI, a socket or a file
+///                   bytes to all, over MPI, a socket or a file
 /// @throws Error bad_configuration if the version of NCCL differs from that of rank 0, naming both
 template <class Broadcast> [[nodiscard]] Invitation invite(int rank, Broadcast broadcast) {
   Invitation invitation;

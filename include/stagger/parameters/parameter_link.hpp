@@ -100,7 +100,7 @@ class ParameterLink {
   /// @param values  [bytes_of_values()] gradients, changes or weights, as the rules say
   /// @param last    of the stream
   /// @param part    of the values: from their beginning for the late part, otherwise up to their
-  /// end
+  ///                end
   virtual void push(std::size_t layer, std::byte const* values, bool last, ByteRange part = {}) = 0;
   /// Likewise for a whole layer that is not the last of the stream, and saves a copy: the link may
   /// keep the memory, and leave other memory of the same size with any contents in its place.

@@ -160,7 +160,7 @@ extern template VersionPasses const* version_passes<StalenessModel>() noexcept;
 }
 
 /// @throws Error  bad_schedule for an order of actions that the model cannot go with, naming stage
-/// and microbatch
+///                and microbatch
 [[gnu::cold]] inline Versions fix_versions(StalenessModel const& model, StageRow const& row) {
   Versions versions;
   auto& updates = versions.updates;

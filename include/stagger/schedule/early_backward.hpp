@@ -27,7 +27,7 @@ constexpr void alternate(int count, long long ahead, Forward const& forward,
 }
 
 /// @param count  [ranks] forwards of each rank before its first backward, each >= 1, never more
-/// than the rank before
+///               than the rank before
 /// @return the rows of ranks first <= r < last
 [[nodiscard]] [[gnu::cold]] constexpr Table early_backward(Shape shape, std::span<int const> count,
                                                            int first, int last) {

@@ -21,7 +21,7 @@ struct Interleaved {
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
   /// @param shape  P <= N <= M and M mod N = 0 or >= P; without a group size max(1, M / P) must
-  /// divide M
+  ///               divide M
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 

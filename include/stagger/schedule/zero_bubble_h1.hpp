@@ -25,7 +25,7 @@ struct ZeroBubbleH1 {
 
   /// Rank r begins with its weight gradients r steps after its first I, then keeps that distance.
   /// @param shape  P <= N <= M and M mod N = 0 or >= P; without a group size max(1, M / P) must
-  /// divide M
+  ///               divide M
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 

@@ -240,7 +240,7 @@ class Channels : public Outbox {
   /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN
   /// @param  piece      most bytes that MPI is given at a time
   /// @param  slack      by how much a payload may be longer than all before it without an
-  /// allocation
+  ///                    allocation
   explicit Channels(MPI_Comm processes, std::size_t piece = std::size_t{1} << 30U,
                     std::size_t slack = 0)
       : Outbox(processes, piece), slack_(slack), peers_(size()), receives_(size()), ended_(size()) {

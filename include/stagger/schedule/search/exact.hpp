@@ -28,7 +28,7 @@ namespace stagger::schedule::detail {
 /// @param owner   [stages] the rank that holds each
 /// @param best_s  a makespan to beat; the shortest one afterwards
 /// @param slices  M counts slices, of which this many make a microbatch: its first gradient needs
-/// all their forwards
+///                all their forwards
 /// @param most    partial schedules of one length that are extended, those that promise most; the
 ///                table found need not be the shortest then. 0: all
 /// @return the table that beats it, or an empty one where none does

@@ -18,7 +18,7 @@ namespace stagger::sim::detail {
 template <class Device> class ActionCosts {
  public:
   /// @throws Error  for costs and times that are negative, not finite or not one for each stage or
-  /// layer, or a jitter out of range
+  ///                layer, or a jitter out of range
   [[gnu::cold]] ActionCosts(Device const& device, stagger::detail::Machine& machine)
       : device_(device), machine_(machine) {
     schedule::require_costs(device.costs, machine.model.table_stages());
