@@ -46,7 +46,7 @@ TEST_CASE("partition/Block: bad weights and too many blocks are named", "[partit
   CHECK_THROWS_WITH(Block::cuts(weights, 3),
                     Catch::Contains("3 stages cannot be made of 2 layers"));
   CHECK_THROWS_WITH(Block::cuts(weights, 0), Catch::Contains("1 or more"));
-  CHECK_THROWS_WITH(Block::cuts(std::vector<double>{1, -2}, 1), Catch::Contains("weighs -2"));
+  CHECK_THROWS_WITH(Block::cuts(std::vector<double>{1, -2}, 1), Catch::Contains("has weight -2"));
 }
 
 TEST_CASE("partition/Block: its cuts are judged with transfers, memory and the devices' own speeds",

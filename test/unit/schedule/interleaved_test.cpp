@@ -88,10 +88,12 @@ TEST_CASE("schedule/Interleaved: an illegal count is refused with the nearest le
   CHECK_THROWS_WITH(
       Interleaved{}.table({4, 9, 2}),
       Catch::Contains("9 microbatches") && Catch::Contains("nearest legal value is 8"));
-  CHECK_THROWS_WITH((Interleaved{2, 3}.table({4, 8, 2})),
-                    Catch::Contains("3 group size") && Catch::Contains("nearest legal value is 4"));
-  CHECK_THROWS_WITH((Interleaved{2, 6}.table({4, 8, 2})),
-                    Catch::Contains("6 group size") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH(
+      (Interleaved{2, 3}.table({4, 8, 2})),
+      Catch::Contains("3 microbatches in a group") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH(
+      (Interleaved{2, 6}.table({4, 8, 2})),
+      Catch::Contains("6 microbatches in a group") && Catch::Contains("nearest legal value is 4"));
   CHECK_THROWS_WITH(
       (Interleaved{2, 4}.table({4, 3, 2})),
       Catch::Contains("3 microbatches") && Catch::Contains("nearest legal value is 4"));

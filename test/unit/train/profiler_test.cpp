@@ -210,7 +210,7 @@ TEST_CASE("train/Profiler: scratch memory is that of the largest action, to the 
 TEST_CASE("train/Profiler: what cannot be measured is refused", "[train]") {
   CHECK_THROWS_WITH(sg::Profiler({.repeats = 0}),
                     "a model cannot be measured in 0 passes after 2 discarded ones, with 1 sample; "
-                    "use at least 1, 0 and 1");
+                    "use at least 1 pass, 0 discarded ones and 1 sample");
   auto one = one_device();
   Batch const batch = small_model::batch(0, 1, false);
   CHECK_THROWS_WITH(
