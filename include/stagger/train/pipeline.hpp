@@ -50,6 +50,13 @@ template <class Layers, class Device> [[nodiscard]] Device with_layer_types(Devi
   return device;
 }
 
+/// Adds the cut in front of the layers [first, last), or in front of each of them.
+[[gnu::cold]] [[gnu::noinline]] inline void add_cuts(std::vector<int>& cuts, std::size_t first,
+                                                     std::size_t last, bool each) {
+  for (std::size_t l = first; l < last; l = each ? l + 1 : last)
+    if (l != 0) cuts.push_back(static_cast<int>(l));
+}
+
 }  // namespace detail
 
 /// A model for a pipeline: stages cut by hand, each an argument, or one Sequential that a
@@ -99,7 +106,12 @@ template <class... Stage> class Pipeline {
                     "Sequential for it to cut");
       std::vector<int> cuts;
       List<Layer> layers;
-      std::apply([&](auto&... stage) { (append_stage(layers, cuts, stage), ...); }, stages_);
+      auto const append = [&]<class S>(S& stage) {
+        std::size_t const first = layers.size();
+        append_layers(layers, std::move(stage));
+        detail::add_cuts(cuts, first, layers.size(), detail::LayerTraits<S>::repeated);
+      };
+      std::apply([&](auto&... stage) { (append(stage), ...); }, stages_);
       detail::require_layers(layers);
       auto const partitioner = Pick<PartitionTag, partition::Cuts, P...>::from(policy...);
       if constexpr (cut_later)
@@ -209,16 +221,6 @@ template <class... Stage> class Pipeline {
  private:
   using Types = typename detail::Flatten<detail::Layers<>, Stage...>::type;
   template <class... P> using Wrong = detail::Wrong<Types, P...>;
-
-  /// Appends the layers of a stage, or of several, and the cuts in front of them as given.
-  template <class S>
-  static void append_stage(List<detail::Layer>& layers, std::vector<int>& cuts, S& stage) {
-    std::size_t const first = layers.size();
-    detail::append_layers(layers, std::move(stage));
-    std::size_t const each = detail::LayerTraits<S>::repeated ? 1 : layers.size() - first;
-    for (std::size_t l = first; l < layers.size(); l += each)
-      if (l != 0) cuts.push_back(static_cast<int>(l));
-  }
 
   std::tuple<Stage...> stages_;
 };
