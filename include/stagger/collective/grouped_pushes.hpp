@@ -47,7 +47,6 @@ template <GroupingPolicy G = grouping::Optimal> struct GroupedPushes {
   [[nodiscard]] std::shared_ptr<stagger::detail::ParameterLink> link() const {
     return worker.link();
   }
-  void forget_link() noexcept { worker = ServerWorker(nullptr); }
   [[nodiscard]] std::vector<LayerGroup> groups(Backward const& backward, CostLine) const {
     return grouping.groups(backward, line);
   }

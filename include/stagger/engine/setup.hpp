@@ -130,11 +130,9 @@ struct Setup {
 };
 
 /// The policies that live as long as the session.
-template <class Schedule, class Staleness, class Collective, class Optimizer, class Loss>
-struct Kept {
+template <class Schedule, class Staleness, class Optimizer, class Loss> struct Kept {
   Schedule schedule;
   Staleness staleness;
-  Collective collective;
   Optimizer optimizer;
   Loss loss;
 };

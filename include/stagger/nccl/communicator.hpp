@@ -316,12 +316,8 @@ class Communicator {
   /// notices. Does not block; NCCL may take long, see `gone`.
   void abort(char const* reason) noexcept {
     if (!state_) return;
-    try {
-      state_->fail(std::make_exception_ptr(stagger::Error(
-          Errc::cancelled, text("rank ", state_->rank, " aborted its communicator: ", reason))));
-    } catch (...) {  // no memory for the reason
-      state_->fail(std::current_exception());
-    }
+    state_->fail(
+        raised(Errc::cancelled, "rank ", state_->rank, " aborted its communicator: ", reason));
     state_->give_up();
   }
 

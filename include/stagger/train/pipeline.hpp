@@ -129,13 +129,12 @@ template <class... Stage> class Pipeline {
                     "give Pipeline::with a device of stagger/cuda, or another optimizer");
       auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
       auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
-      using Policies = Kept<Schedule, Staleness, Collective, Optimizer, Loss>;
-      auto const kept = std::make_shared<Policies>(
-          Policies{Pick<ScheduleTag, Schedule, P...>::from(policy...),
-                   Pick<StalenessTag, Staleness, P...>::from(policy...),
-                   Pick<CollectiveTag, Collective, P...>::from(policy...),
-                   Pick<OptimizerTag, Optimizer, P...>::from(policy...),
-                   Pick<LossTag, Loss, P...>::from(policy...)});
+      using Policies = Kept<Schedule, Staleness, Optimizer, Loss>;
+      auto const kept =
+          std::make_shared<Policies>(Policies{Pick<ScheduleTag, Schedule, P...>::from(policy...),
+                                              Pick<StalenessTag, Staleness, P...>::from(policy...),
+                                              Pick<OptimizerTag, Optimizer, P...>::from(policy...),
+                                              Pick<LossTag, Loss, P...>::from(policy...)});
       Setup setup{.cuts = cuts, .options = options};
       if constexpr (requires { partitioner.rules().group; })
         setup.groups = group_choice(partitioner);
@@ -147,10 +146,11 @@ template <class... Stage> class Pipeline {
       setup.optimizer =
           optimizer_call<ExchangingPolicy<Staleness>, Optimizer, ServerPolicy<Collective>>(
               kept->optimizer);
+      auto const collective = Pick<CollectiveTag, Collective, P...>::from(policy...);
       if constexpr (SumPolicy<Collective> && !std::same_as<Collective, DefaultCollective>)
-        setup.grouping = grouping_of(kept->collective);
+        setup.grouping = grouping_of(collective);
       if constexpr (ServerPolicy<Collective>) {
-        auto const link = kept->collective.link();
+        auto const link = collective.link();
         using Stepping =
             std::conditional_t<sends_late<Staleness>, OverlappedExchange, StepExchange>;
         using Exchanges = std::conditional_t<
@@ -158,13 +158,8 @@ template <class... Stage> class Pipeline {
             std::conditional_t<Staleness::synchronous, Stepping, StreamExchange>>;
         using Tag = std::conditional_t<sizeof(Collective) != 0, WithServer, void>;
         setup.server = {link, ExchangeTable<Tag>::template make<Exchanges>, SumPolicy<Collective>};
-        // The link owns `kept`, which must not own it.
-        if constexpr (SumPolicy<Collective>) {
-          kept->collective.forget_link();
+        if constexpr (SumPolicy<Collective>)
           setup.grouping.ops = ExchangeTable<Tag>::template groups<Tag>();
-        } else {
-          static_cast<void>(Collective(std::move(kept->collective)));
-        }
       }
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <stagger/collective/policy.hpp>
@@ -25,7 +27,7 @@ struct GroupingChoice {
   using Groups = std::vector<collective::LayerGroup> (*)(void const* policy,
                                                          collective::Backward const&,
                                                          collective::CostLine);
-  void const* policy = nullptr;
+  std::shared_ptr<void const> policy;
   Groups groups = nullptr;       // null: collective::grouping::Optimal
   int measured_steps = 5;        // steps whose medians it is given, after one warm-up step
   std::int64_t renew_every = 0;  // steps after which times are measured again; 0: never
@@ -43,16 +45,17 @@ template <class Collective, class Line = collective::CostLine> struct AskForGrou
 
 /// @throws Error  bad_configuration for counts below 0
 template <SumPolicy Collective>
-[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
+[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective collective) {
   if (collective.measured_steps < 0 || collective.renew_every < 0)
     raise(Errc::bad_configuration, "gradients cannot be grouped after ", collective.measured_steps,
           " steps and again after ", collective.renew_every, "; use counts of at least 0");
-  return {&collective,
+  auto const policy = std::make_shared<Collective const>(std::move(collective));
+  return {policy,
           &AskForGroups<Collective>::of,
-          collective.measured_steps,
-          collective.renew_every,
-          collective.shard_optimizer,
-          collective.by};
+          policy->measured_steps,
+          policy->renew_every,
+          policy->shard_optimizer,
+          policy->by};
 }
 
 /// The way in which processes that share a pipeline choose the same gradient groups. Null in one

@@ -160,7 +160,7 @@ struct GroupingDecision {
       }
       collective::Backward const backward{
           0, {backward_s.data(), backward_s.size()}, {bytes.data(), bytes.size()}};
-      auto const chosen = choice.groups(choice.policy, backward, line);
+      auto const chosen = choice.groups(choice.policy.get(), backward, line);
       // Refuses groups that do not list every layer once.
       static_cast<void>(collective::evaluate(backward, chosen, line));
       for (auto const& group : chosen) groups.push_back({s, group.lowest - 1, group.highest - 1});

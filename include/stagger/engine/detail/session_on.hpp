@@ -356,9 +356,9 @@ template <class Device> class SessionOn final : public MachineSession {
   struct Cancel {
     SessionOn* session;
     void operator()() const noexcept {
-      session->backend_.fail(std::make_exception_ptr(
-          Error(Errc::cancelled, text("the step was cancelled; parameters are those after step ",
-                                      session->machine_.steps()))));
+      session->backend_.fail(raised(Errc::cancelled,
+                                    "the step was cancelled; parameters are those after step ",
+                                    session->machine_.steps()));
     }
   };
 

@@ -150,9 +150,9 @@ class AsioConnection final : public collective::detail::Transport,
       refuse(sentence);
       return pump();
     }
-    close(error(Errc::deadline, "the connection with ", name_,
-                " has not moved for longer than its deadline; check whether the other side still "
-                "runs"));
+    close(raised(Errc::deadline, "the connection with ", name_,
+                 " has not moved for longer than its deadline; check whether the other side still "
+                 "runs"));
   }
 
   void wake() noexcept override {
@@ -180,10 +180,6 @@ class AsioConnection final : public collective::detail::Transport,
     }
   };
 
-  template <class... P> static std::exception_ptr error(Errc code, P const&... pieces) {
-    return std::make_exception_ptr(Error(code, text(pieces...)));
-  }
-
   // The caller of the functions below holds the lock, except that of have_read.
 
   void close(std::exception_ptr const& why) noexcept {
@@ -192,12 +188,12 @@ class AsioConnection final : public collective::detail::Transport,
     socket_.close(ignored);
   }
   void broken(boost::system::error_code const& why) noexcept {
-    close(error(Errc::io, "the connection with ", name_, " has ended: ", why.message(),
-                "; check whether the other side still runs"));
+    close(raised(Errc::io, "the connection with ", name_, " has ended: ", why.message(),
+                 "; check whether the other side still runs"));
   }
   /// Sends the reason to the other side, then waits until that has closed the connection.
   void refuse(std::string const& sentence) {
-    auto const why = error(Errc::bad_data, sentence);
+    auto const why = raised(Errc::bad_data, sentence);
     if (writer_.partial()) return close(why);
     reader_.forget();
     refusal_ = sentence;

@@ -197,12 +197,10 @@ class Round {
     std::string message(in.left(), ' ');
     in.take(message.data(), message.size());
     if (code == Errc::deadline || code == Errc::mismatch)  // as in all
-      return std::make_exception_ptr(Error(code, message));
+      return raised(code, message);
     bool const began = (envelope.epoch & 1U) != 0;
-    return std::make_exception_ptr(
-        Error(Errc::peer_failed,
-              text("process ", peer,
-                   began ? " ended the step: " : " could not begin the step: ", message)));
+    return raised(Errc::peer_failed, "process ", peer,
+                  began ? " ended the step: " : " could not begin the step: ", message);
   }
 
   /// Agrees with all processes, before they load the program of the machine.

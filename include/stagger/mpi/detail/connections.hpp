@@ -314,12 +314,10 @@ class Connections {
     for (Connection* const each : open_) {
       if (double const silent = seconds(now - heard_at_[each->peer]); silent > deadline_s_) {
         peers_may_be_lost = true;
-        end(*each,
-            std::make_exception_ptr(
-                Error(Errc::peer_failed, text("process ", each->peer,
-                                              ", which keeps layers of the parameter server, "
-                                              "has not been heard of for ",
-                                              deadline_s_, " s; check that it is still running"))));
+        end(*each, raised(Errc::peer_failed, "process ", each->peer,
+                          ", which keeps layers of the parameter server, has not been heard of "
+                          "for ",
+                          deadline_s_, " s; check that it is still running"));
         continue;
       }
       // If all of its messages are in transit, they show that it is alive.

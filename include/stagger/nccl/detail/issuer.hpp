@@ -87,8 +87,7 @@ struct State {
   void refuse(std::uint64_t number, std::string const& words) noexcept {
     try {
       refused.emplace_back(
-          number, std::make_exception_ptr(stagger::Error(
-                      Errc::bad_configuration, text("rank ", rank, " of ", size, ": ", words))));
+          number, raised(Errc::bad_configuration, "rank ", rank, " of ", size, ": ", words));
     } catch (...) {
       fail(std::current_exception());
     }
@@ -233,8 +232,8 @@ class Issuer {
   static bool usable(State& state) {
     if (state.failure) return false;
     if (state.comm == nullptr)
-      state.fail(std::make_exception_ptr(stagger::Error(
-          Errc::bad_configuration, "the communicator was finalized or never joined; join anew")));
+      state.fail(raised(Errc::bad_configuration,
+                        "the communicator was finalized or never joined; join anew"));
     else if (cudaSetDevice(state.device) != cudaSuccess)
       state.fail(ncclUnhandledCudaError, "select its GPU");
     return !state.failure;
