@@ -30,10 +30,9 @@
 /// | visit_parameters(to, visit) | devices that hold their own stages: all processes call it between steps | calls `visit` for each parameter in process `to`; returns whether that is this one |
 ///
 /// The engine promises: one step at a time, or with `runs_ahead` as many as it has slots for;
-/// `load` and `drive` never run at the same time; a program was checked before it is loaded, except
-/// one that only waits for late weights; steps after the first of a program allocate nothing. What
-/// a device can do beyond that is a member of `traits`, which is checked against its functions if
-/// it has any.
+/// `load` and `drive` never run at the same time; a program was checked before it is loaded;
+/// steps after the first of a program allocate nothing. What a device can do beyond that is a
+/// member of `traits`, which is checked against its functions if it has any.
 ///
 /// In examples/15_own_device.cpp, with the back end:
 /// @code

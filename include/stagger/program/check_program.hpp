@@ -70,6 +70,23 @@ namespace detail {
   state.place_gives();
 }
 
+/// Plays a program in an order in which its waits allow, and calls `note` for each instruction.
+/// Refuses numbers out of range and waits that cannot end.
+template <class Note>
+[[gnu::cold]] void play_to_end(CheckState& state, GradientCheck& gradients, Note note) {
+  check_numbers(state, gradients);
+  Player player(state.program);
+  while (player.next()) {
+    state.at(player.rank(), player.index());
+    note(player);
+  }
+  for (Blocked const& stuck : player.blocked()) {
+    state.at(stuck.rank, stuck.instruction);
+    state.refuse("waits for ever for signal ", stuck.wait.signal, " to be given ", stuck.wait.count,
+                 " times");
+  }
+}
+
 /// Plays a program once, and compares its effects with its table, the slots, the sums of gradients
 /// and the versions of the weights.
 class ProgramCheck {
@@ -94,19 +111,11 @@ class ProgramCheck {
 
   /// @throws Error  bad_schedule, see require_sound
   [[gnu::cold]] void run() {
-    check_numbers(state_, *gradients_);
-    Player player(program_);
-    while (player.next()) {
-      state_.at(player.rank(), player.index());
+    play_to_end(state_, *gradients_, [this](Player const& player) {
       state_.note_waits(player.waits());
       carry_out(*state_.in);
       note_gives(*state_.in);
-    }
-    for (Blocked const& stuck : player.blocked()) {
-      state_.at(stuck.rank, stuck.instruction);
-      state_.refuse("waits for ever for signal ", stuck.wait.signal, " to be given ",
-                    stuck.wait.count, " times");
-    }
+    });
     require_all();
   }
 
@@ -278,6 +287,16 @@ class ProgramCheck {
 [[gnu::cold]] inline void require_sound(Program const& program, schedule::Table const& table,
                                         LayOutOptions const& options = {}) {
   detail::ProgramCheck(program, table, options).run();
+}
+
+/// Refuses a program that no table describes, since it only waits for late answers of a parameter
+/// server, if it names what it does not have or waits for what never comes.
+/// @throws Error   bad_schedule, as above
+[[gnu::cold]] inline void require_ends(Program const& program) {
+  LayOutOptions const options;
+  detail::CheckState state(program);
+  detail::GradientCheck gradients(state, options);
+  detail::play_to_end(state, gradients, [](auto const&) {});
 }
 
 }  // namespace stagger

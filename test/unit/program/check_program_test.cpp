@@ -16,6 +16,7 @@
 #include <stagger/program/lay_out.hpp>
 #include <stagger/program/sections.hpp>
 #include <stagger/program/shared_checks.hpp>
+#include <stagger/program/version_passes.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -523,6 +524,34 @@ TEST_CASE("program/require_sound: it finds every planted fault that the slow pla
     CHECK(seen[fault] >= wrong[fault]);
     CHECK(wrong[fault] > planted[fault] / 8);  // else this test would prove little
   }
+}
+
+TEST_CASE("program/require_ends: a program of late answers waits for the server alone",
+          "[program]") {
+  std::size_t tried = 0;
+  for (auto const& one : cases()) {
+    if (!one->program.exchanges()) continue;
+    CAPTURE(one->name);
+    Program const answers = detail::only_answers(one->program);
+    CHECK_NOTHROW(require_ends(answers));
+
+    Program wrong = answers;
+    auto& waits = wrong.ranks[0].waits;
+    REQUIRE(!waits.empty());
+    waits[0].signal = static_cast<std::uint32_t>(wrong.signals.size());
+    CHECK_THROWS_WITH(require_ends(wrong), Catch::Contains("which does not exist"));
+    for (std::size_t s = 0; s < wrong.signals.size(); ++s) {
+      if (wrong.signals[s].receiver != 0 || wrong.signals[s].sender < 0) continue;
+      waits[0].signal = static_cast<std::uint32_t>(s);  // no rank gives anything in this program
+      CHECK_THROWS_WITH(require_ends(wrong), Catch::Contains("for ever"));
+      ++tried;
+      break;
+    }
+    wrong = answers;
+    wrong.ranks[0].code[0].cell = static_cast<std::uint16_t>(wrong.cells.size());
+    CHECK_THROWS_WITH(require_ends(wrong), Catch::Contains("which it does not hold"));
+  }
+  CHECK(tried > 1);
 }
 
 TEST_CASE("program/require_sound: one sentence names rank, instruction and what is wrong",
