@@ -9,7 +9,7 @@
 struct Mine {
   using policy_tag = sg::DeviceTag;
   struct Backend {
-    Backend(Mine const&, sg::detail::Machine&, int) {}
+    Backend(Mine const&, sg::engine::Machine&, int) {}
     void load(std::vector<int> const&) {}
     void drive() {}
     void fail(std::exception_ptr) noexcept {}

@@ -29,7 +29,7 @@ template <Part function, Part trait = Part::none> struct Without {
   using policy_tag = sg::DeviceTag;
   template <Part part> static constexpr bool has = function != part;
   struct Backend {
-    Backend(Without const&, sg::detail::Machine&, int)
+    Backend(Without const&, sg::engine::Machine&, int)
       requires has<Part::constructor>;
     void load(std::vector<int> const&)
       requires has<Part::load>;
@@ -54,7 +54,7 @@ template <Part function, Part trait = Part::none> struct Without {
     bool must_load() const;
     void gather_parameters(int)
       requires has<Part::gathers_parameters>;
-    bool visit_parameters(int, sg::detail::ParameterVisit const&)
+    bool visit_parameters(int, sg::engine::ParameterVisit const&)
       requires has<Part::holds_own_stages>;
     void begin() noexcept
       requires has<Part::shares_time>;

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/detail/server_in_process.hpp>
 #include <stagger/collective/policy.hpp>
-#include <stagger/collective/server_in_process.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>

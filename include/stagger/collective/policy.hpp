@@ -20,7 +20,7 @@
 /// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
 /// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
 /// | `AllReduce{.shard_optimizer = true}` | over `mpi::Processes`, the optimizer's state does not fit beside the parameters |
-/// | `ParameterServer::worker(n)` | several pipelines, each with data of its own, train one model |
+/// | `ParameterServer::worker(n)`, also mpi's and host's | several pipelines, each with data of its own, train one model |
 /// | `GroupedPushes{server.worker(n)}` | likewise, and pushes take long beside a backward |
 ///
 /// What is called, and when: `groups(backward, line)` is called once for each stage, between two
@@ -28,7 +28,7 @@
 /// all times are 0. Otherwise it is after one warm-up step and `measured_steps` further steps, or
 /// twice as many if all layers have the same size; `renew_every` steps later, measuring begins
 /// again. If several processes share a pipeline, one of them is asked, or all are given the same
-/// times. The other members are read once, by `Pipeline::with`.
+/// times. The other members are read, and `link()` of a worker is called, once by `Pipeline::with`.
 ///
 /// What the engine promises in return: every group is added up once in each step, as soon as all
 /// holders have its gradients, and before any update; the step fails as a whole if a holder does

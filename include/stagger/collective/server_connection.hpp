@@ -11,9 +11,9 @@
 #include <utility>
 
 #include <stagger/collective/detail/joining_worker.hpp>
+#include <stagger/collective/detail/server_in_process.hpp>
 #include <stagger/collective/detail/worker_outbox.hpp>
 #include <stagger/collective/messages.hpp>
-#include <stagger/collective/server_in_process.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The back end of a device: what the engine calls, and the interpreter that calls it back.
+/// @file   The back end of a device: what the engine calls beside the functions of every back end
+///         (engine/device.hpp), and the interpreter that calls it back.
 
 #include <stagger/core/requirements.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -18,6 +21,61 @@
 namespace stagger {
 
 namespace detail {
+
+class ParameterLink;    // parameters/parameter_link.hpp
+struct ParameterVisit;  // engine/session.hpp
+
+/// DeviceTraits::runs_ahead: a back end that can have several steps in flight, each in one of the
+/// `slots()` of a ring, which are numbered from 0.
+template <class B>
+concept RunsAhead = requires(B& backend, B const& seen, std::size_t slot, double* losses) {
+  { seen.runs_ahead() } -> std::same_as<bool>;       // in its current mode; asked at each step
+  { seen.slots() } -> std::same_as<std::size_t>;     // asked once
+  backend.enqueue(slot);                             // in place of `drive`: does not wait
+  { backend.finished(slot) } -> std::same_as<bool>;  // asked before each step that is enqueued
+  {
+    backend.await(slot, std::int64_t{})                    // once for each step, in their order
+  } noexcept -> std::same_as<std::exception_ptr>;          // why it failed, or null
+  { seen.results(slot, losses) } -> std::same_as<double>;  // after await: the gradients' norm
+  seen.require_present();  // before each step: throws if the device is lost
+};
+
+/// DeviceTraits::starts_together: a back end of several processes, which begin each numbered
+/// request together.
+template <class B>
+concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr why) {
+  backend.open(std::uint32_t{}, true);         // first of all in a request; true: no step follows
+  { backend.give_up(why) } noexcept;           // this process cannot go on; the others are told
+  { seen.must_load() } -> std::same_as<bool>;  // whether the others may have loaded another program
+};
+
+/// DeviceTraits::shares_time: a back end whose steps may share one virtual time with those of
+/// others, on one thread.
+template <class B>
+concept SharesTime = requires(B& backend) {
+  { backend.begin() } noexcept;                        // the step takes part from now on
+  { backend.drive_together() } -> std::same_as<bool>;  // goes on until some step ends
+};
+/// The same back end also gives a link to a parameter server that takes such time.
+template <class B, class Device>
+concept Carries = requires(Device const& device, std::shared_ptr<ParameterLink> const& link) {
+  { B::carry(device, link) } -> std::convertible_to<std::shared_ptr<ParameterLink>>;
+};
+
+/// DeviceTraits::gathers_parameters: a back end that must fetch parameters before they are read on
+/// the host.
+template <class B>
+concept GathersParameters = requires(B& backend) {
+  backend.gather_parameters(0);  // to this process; below 0: to all
+};
+
+/// DeviceTraits::holds_own_stages: a back end of processes that hold the parameters of their own
+/// ranks alone.
+template <class B>
+concept VisitsParameters = requires(B& backend, ParameterVisit const& visit) {
+  // Calls `visit` for each parameter in process 0; whether that is this one.
+  { backend.visit_parameters(0, visit) } -> std::same_as<bool>;
+};
 
 /// What `go_on` requires of a back end that runs instructions one by one. Signals are counters
 /// that are 0 at the beginning of a step; each is given by only one rank.
@@ -158,13 +216,20 @@ template <class B> Progress go_on(B& backend, RankState& rank) noexcept {
 
 /// The names that a back end needs.
 namespace engine {
+using detail::Carries;
 using detail::carry_out;
 using detail::Clock;
 using detail::describe;
+using detail::GathersParameters;
 using detail::go_on;
 using detail::Machine;
+using detail::ParameterVisit;
 using detail::Progress;
 using detail::RankState;
+using detail::RunsAhead;
+using detail::SharesTime;
 using detail::StallDetector;
+using detail::StartsTogether;
+using detail::VisitsParameters;
 }  // namespace engine
 }  // namespace stagger

@@ -14,16 +14,20 @@
 /// | nccl::Gpus{...} | in several processes, each with a GPU | GPUs are on several machines |
 /// | mpi::Processes{} | in processes, on several machines | one machine is not enough |
 ///
-/// A back end, from the constructor to the last step (engine/backend.hpp, to write one with, and
-/// engine/detail/not_a_backend.hpp, its requirements and those of each trait):
+/// A back end, from the constructor to the last step. engine/backend.hpp has the concepts for the
+/// functions that only some back ends have, and what is needed to write one:
 ///
 /// | call | when | what it does |
 /// |---|---|---|
+/// | device.places(), and what a trait asks of a device | once, by `with` | how many ranks can run at a time, and what the trait says |
 /// | Backend(device, machine, places) | once | keeps a reference to the machine, which outlives it |
 /// | load(place) | before the first step of a program | `machine.program()` is the next to run; rank r runs at place[r] |
 /// | drive() | each step that a thread waits for | runs all ranks to the end of the program, or until `fail` |
 /// | start(then) | each step that a coroutine awaits | the same without holding the caller; false: it is done already, else resumes `then` |
+/// | enqueue(slot) and the rest of RunsAhead | devices that run ahead: each step | hands the step to the device and returns |
+/// | open(number, prepares), give_up(why) | devices of several processes: each request | all processes begin together, or none |
 /// | begin(), drive_together() | devices that share a virtual time: each step | takes part; goes on until some step ends |
+/// | capture(on) | devices that record graphs: when the user asks | later steps are recorded and replayed, or not |
 /// | fail(why) | whenever anything throws, by any thread | the step ends as soon as it can; the first failure is told |
 /// | ready, give, execute, stopping, timed | each instruction | what `go_on` needs; devices that enqueue have their own loop |
 /// | gather_parameters(to) | devices whose parameters the host must fetch: when `Trainer::gather_parameters` or `each_parameter` is called | brings them to process `to`, below 0 to all |

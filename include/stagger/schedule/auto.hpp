@@ -15,14 +15,14 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/catalog.hpp>
+#include <stagger/schedule/detail/search/exact.hpp>
+#include <stagger/schedule/detail/search/fill.hpp>
+#include <stagger/schedule/detail/search/rounds.hpp>
+#include <stagger/schedule/detail/search/rounds_v.hpp>
+#include <stagger/schedule/detail/search/warm_ups.hpp>
+#include <stagger/schedule/detail/search/weight_gradients.hpp>
 #include <stagger/schedule/proof/bound.hpp>
-#include <stagger/schedule/proof/play.hpp>
-#include <stagger/schedule/search/exact.hpp>
-#include <stagger/schedule/search/fill.hpp>
-#include <stagger/schedule/search/rounds.hpp>
-#include <stagger/schedule/search/rounds_v.hpp>
-#include <stagger/schedule/search/warm_ups.hpp>
-#include <stagger/schedule/search/weight_gradients.hpp>
+#include <stagger/schedule/proof/detail/play.hpp>
 
 namespace stagger::schedule {
 

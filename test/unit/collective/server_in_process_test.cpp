@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers of a server in several parts. What a worker tells the parts reaches them at different times, here
 // in every order that a seed draws.
-#include <stagger/collective/server_in_process.hpp>
+#include <stagger/collective/detail/server_in_process.hpp>
 
 #include "catch.hpp"
 

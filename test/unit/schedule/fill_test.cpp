@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/schedule/search/fill.hpp>
+#include <stagger/schedule/detail/search/fill.hpp>
 
 #include <limits>
 #include <string>

@@ -9,8 +9,8 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/fault.hpp>
-#include <stagger/schedule/proof/entries.hpp>
-#include <stagger/schedule/proof/stage_times.hpp>
+#include <stagger/schedule/proof/detail/entries.hpp>
+#include <stagger/schedule/proof/detail/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule {

@@ -12,10 +12,10 @@
 #include <stagger/schedule/limits.hpp>
 #include <stagger/schedule/policy.hpp>
 #include <stagger/schedule/proof/channels.hpp>
-#include <stagger/schedule/proof/check.hpp>
+#include <stagger/schedule/proof/detail/check.hpp>
+#include <stagger/schedule/proof/detail/play.hpp>
+#include <stagger/schedule/proof/detail/standstill.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
-#include <stagger/schedule/proof/play.hpp>
-#include <stagger/schedule/proof/standstill.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 namespace stagger::schedule {

@@ -12,8 +12,8 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/grid.hpp>
-#include <stagger/schedule/proof/play.hpp>
-#include <stagger/schedule/proof/standstill.hpp>
+#include <stagger/schedule/proof/detail/play.hpp>
+#include <stagger/schedule/proof/detail/standstill.hpp>
 
 namespace stagger::schedule {
 

@@ -10,8 +10,8 @@
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/proof/channels.hpp>
-#include <stagger/schedule/proof/entries.hpp>
-#include <stagger/schedule/proof/stage_times.hpp>
+#include <stagger/schedule/proof/detail/entries.hpp>
+#include <stagger/schedule/proof/detail/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/timeline.hpp>
 

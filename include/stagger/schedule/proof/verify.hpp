@@ -10,9 +10,9 @@
 #include <stagger/schedule/fault.hpp>
 #include <stagger/schedule/policy.hpp>
 #include <stagger/schedule/proof/channels.hpp>
-#include <stagger/schedule/proof/check.hpp>
-#include <stagger/schedule/proof/play.hpp>
-#include <stagger/schedule/proof/standstill.hpp>
+#include <stagger/schedule/proof/detail/check.hpp>
+#include <stagger/schedule/proof/detail/play.hpp>
+#include <stagger/schedule/proof/detail/standstill.hpp>
 #include <stagger/schedule/table_of.hpp>
 
 namespace stagger::schedule {

@@ -12,7 +12,7 @@
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/detail/wakeups.hpp>
 #include <stagger/schedule/limits.hpp>
-#include <stagger/schedule/proof/stage_times.hpp>
+#include <stagger/schedule/proof/detail/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {

@@ -10,7 +10,7 @@
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/fault.hpp>
 #include <stagger/schedule/proof/channels.hpp>
-#include <stagger/schedule/proof/entries.hpp>
+#include <stagger/schedule/proof/detail/entries.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/schedule/table.hpp>
 

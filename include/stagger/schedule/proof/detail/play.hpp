@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <stagger/core/grid.hpp>
-#include <stagger/schedule/proof/entries.hpp>
-#include <stagger/schedule/proof/stage_times.hpp>
+#include <stagger/schedule/proof/detail/entries.hpp>
+#include <stagger/schedule/proof/detail/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {

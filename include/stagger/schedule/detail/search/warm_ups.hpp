@@ -13,7 +13,7 @@
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/limits.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
-#include <stagger/schedule/proof/stage_times.hpp>
+#include <stagger/schedule/proof/detail/stage_times.hpp>
 
 namespace stagger::schedule::detail {
 

@@ -9,8 +9,8 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/limits.hpp>
-#include <stagger/schedule/proof/play.hpp>
-#include <stagger/schedule/proof/stage_times.hpp>
+#include <stagger/schedule/proof/detail/play.hpp>
+#include <stagger/schedule/proof/detail/stage_times.hpp>
 
 namespace stagger::schedule::detail {
 
