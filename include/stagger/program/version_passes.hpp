@@ -173,9 +173,9 @@ template <class Model> VersionPasses const* version_passes() noexcept {
   return &passes;
 }
 
-/// For a program whose answers may arrive in the next step: a program that only waits for them. It
-/// is not checked, since it has nothing that `check_program` looks at: no action of a table, no
-/// slot, and no wait of one rank for another.
+/// Makes the program that only waits for the late answers of a step. It is not checked, since it
+/// has nothing that `check_program` looks at: no action of a table, no slot, and no wait of one
+/// rank for another.
 [[nodiscard]] [[gnu::cold]] inline Program only_answers(Program program) {
   program.training = false;
   for (std::size_t r = 0; r < program.ranks.size(); ++r) {
