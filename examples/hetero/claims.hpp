@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A table of a paper's claims: what is published, and what comes out here.
+/// @file   A table of a paper's claims: the published values and those of the reproduction.
 
 #include <string>
 #include <string_view>

@@ -92,9 +92,9 @@ struct Fitting {
 }
 
 inline constexpr std::tuple staleness_models{
-    StalenessEntry{"bsp", "in step: all wait for all", Takes{},
+    StalenessEntry{"bsp", "all workers wait for each other after every step", Takes{},
                    [](Numbers const&) { return staleness::Synchronous{}; }},
-    StalenessEntry{"asp", "nobody waits", Takes{.pushes = true},
+    StalenessEntry{"asp", "no worker waits for another", Takes{.pushes = true},
                    [](Numbers const& n) { return staleness::Asynchronous{n.pushes()}; }},
     StalenessEntry{"ssp", "at most --bound steps ahead",
                    Takes{.bound = true, .exact = true, .pushes = true},

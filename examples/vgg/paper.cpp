@@ -67,7 +67,7 @@ std::vector<GroupSize> sizes() {
   return sizes;
 }
 
-/// Of claims: what the paper says, what comes out here, and whether that is the same.
+/// A table of claims: the published value, the result of this program, and whether they agree.
 class Claims {
  public:
   void add(char const* number, char const* what, char const* published, std::string const& here,

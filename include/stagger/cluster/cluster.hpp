@@ -19,9 +19,9 @@ namespace stagger::cluster {
 struct Link {
   double alpha_s = 0;                            ///< start-up of one message
   double bytes_per_s = 1e9;                      ///< > 0
-  std::vector<double> all_reduce_bytes_per_s{};  ///< [] as bytes_per_s; [1] for any number of
-                                                 ///< devices; else [r] for r of them, the last
-                                                 ///< for more
+  std::vector<double> all_reduce_bytes_per_s{};  ///< empty: as bytes_per_s; one element:
+                                                 ///< for any number of devices; otherwise [r]
+                                                 ///< for r devices, the last one for more
 
   [[nodiscard]] constexpr double transfer_s(double bytes) const noexcept {
     return alpha_s + bytes / bytes_per_s;
@@ -150,7 +150,7 @@ constexpr void require_cluster(Cluster const& cluster) {
     if (device.memory_bytes == 0) refuse("memory_bytes", 0, "; give a number above 0");
     if (device.node < before || device.node >= cluster.nodes())
       refuse("node", device.node,
-             "; nodes are numbered from 0, each with its link, and devices stand in their order");
+             "; number nodes from 0, give each a link, and list the devices node by node");
     before = device.node;
   }
   for (int n = 0; n < cluster.nodes(); ++n)

@@ -24,7 +24,7 @@ namespace stagger::cluster {
 
 namespace detail {
 
-/// Reads one file. Lines are numbered from 1, as errors name them.
+/// Reads one file. Lines are numbered from 1, as in error messages.
 class GraphReader {
  public:
   GraphReader(std::string_view text, std::string const& source) : text_(text), source_(source) {}
@@ -50,8 +50,8 @@ class GraphReader {
   struct Node {
     std::string id{}, description{};
     std::size_t line = 0;
-    long long number = 0;  // of its id, node12
-    bool input = false;    // of the program, not a layer
+    long long number = 0;  // in its id: 12 of node12
+    bool input = false;    // an input of the program, not a layer
     double forward_ms = 0, backward_ms = 0, output_bytes = 0, parameter_bytes = 0;
     std::vector<std::size_t> next{}, before{};
   };
@@ -200,10 +200,9 @@ class GraphReader {
     }
     for (Edge const& e : edges_)
       if (e.from == n && e.to == behind)
-        refuse(
-            e.line, nodes_[n].id + " -- " + nodes_[behind].id,
-            "is an edge that runs in a circle; no order of the layers has each after its inputs");
-    refuse(nodes_[n].line, nodes_[n].id, "is a node that runs in a circle");
+        refuse(e.line, nodes_[n].id + " -- " + nodes_[behind].id,
+               "is an edge of a cycle; no order of the layers has each after its inputs");
+    refuse(nodes_[n].line, nodes_[n].id, "is a node that depends on itself; a model has no cycles");
   }
 
   /// Branches that never join give a model with several results, which no chain of stages has.
@@ -216,7 +215,7 @@ class GraphReader {
       if (end != none)
         refuse(nodes_[n].line, nodes_[n].id,
                text("ends a branch, and so does ", nodes_[end].id, " of line ", nodes_[end].line,
-                    "; a fork whose branches do not join cannot be put in one line"));
+                    "; a fork whose branches do not join cannot be put into a chain of layers"));
       end = n;
     }
   }
@@ -263,10 +262,10 @@ class GraphReader {
          text.find(" -- ") != std::string_view::npos;
 }
 
-/// The layers of a graph.txt in one line: in the order of its edges, ties by the node's number.
+/// The layers of a graph.txt as a chain: in the order of its edges, ties by the node's number.
 /// Nodes named `Input...` are no layers. A boundary is charged with every tensor that crosses it,
 /// each once. The batch is not in the file and set to 1.
-/// @param  source  what errors call the file
+/// @param  source  the name of the file in error messages
 /// @throws Error   bad_data naming file, line, column and value: for a malformed line or
 ///                 number, an edge to a node that does not exist, a cycle, and a fork whose
 ///                 branches never join

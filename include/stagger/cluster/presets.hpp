@@ -53,8 +53,8 @@ inline constexpr double ethernet_10 = 1.25e9;
 }
 
 /// HetPipe's four nodes of four equal GPUs: TITAN V, TITAN RTX, RTX 2060, Quadro P4000. Speeds are
-/// cores times clock over the V's; links are what the paper's fabric gives in practice, 10 GB/s in
-/// a node and 3 GB/s across, 1.1 GB/s for an all-reduce across.
+/// cores times clock, relative to the TITAN V. Links have the rates that the paper's fabric reaches
+/// in practice: 10 GB/s in a node; between nodes, 3 GB/s, and 1.1 GB/s for an all-reduce.
 [[nodiscard]] inline Cluster hetpipe() {
   struct Kind {
     char const* name;
@@ -86,9 +86,9 @@ inline constexpr double ethernet_10 = 1.25e9;
 }
 
 /// The cluster of that name.
-/// @throws Error  bad_configuration naming the forms there are
+/// @throws Error  bad_configuration naming the forms of the known names
 [[nodiscard]] inline Cluster preset(std::string_view name) {
-  constexpr int most = 4096;  // devices; past it a typing error is likelier than a cluster
+  constexpr int most = 4096;  // devices; a larger number is more likely a typing error
   int servers = 0;
   int each = 1;
   char const* at = name.data();

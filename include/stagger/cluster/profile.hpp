@@ -43,7 +43,7 @@ struct Layer {
   std::optional<double> backward_weight_s{};   ///< part of backward_s; empty: unknown
   std::uint64_t activation_bytes = 0;          ///< crossing the boundary after this layer
   std::uint64_t parameter_bytes = 0;           ///< of one copy; gradients are as large
-  std::optional<std::uint64_t> stash_bytes{};  ///< kept for the backward; else activation_bytes
+  std::optional<std::uint64_t> stash_bytes{};  ///< kept for backward; empty: activation_bytes
   std::vector<DeviceTimes> by_device{};        ///< used as they stand, not divided by a speed
 
   /// Bytes that one batch in flight keeps on the layer's device.
@@ -51,8 +51,8 @@ struct Layer {
     return stash_bytes.value_or(activation_bytes);
   }
 
-  /// Times on a device: those measured there, else the profile's divided by the device's speed.
-  /// Where the weight gradient's share is not known, half of the backward is taken.
+  /// Times on a device: those measured there, or the profile's divided by the device's speed.
+  /// If the time of the weight gradient is unknown, half of the backward's is assumed.
   [[nodiscard]] constexpr Times on(std::string_view kind, double speed) const noexcept {
     for (DeviceTimes const& d : by_device)
       if (d.kind == kind)
@@ -103,7 +103,7 @@ constexpr void require_weight(Layer const& layer, std::size_t index, double weig
   require_time(layer, index, "backward_weight_s", weight);
   if (weight <= backward) return;
   raise(Errc::bad_data, name_of(layer, index), " has backward_weight_s = ", weight,
-        ", which is more than its backward_s = ", backward, "; it is a part of it");
+        ", which is more than its backward_s = ", backward, "; give a part of backward_s");
 }
 
 }  // namespace detail

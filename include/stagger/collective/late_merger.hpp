@@ -45,8 +45,8 @@ class LateMerger {
     added.tells_loss = !std::exchange(has_loss_, true);
     return added;
   }
-  /// A stream begins. The budget begins anew, as it does at a worker that has just been started:
-  /// all make the same choice.
+  /// Called when a stream begins. Resets the budget, so that all workers choose alike, including
+  /// one that has just been started.
   void begin() noexcept {
     std::lock_guard const lock(mutex_);
     layers_.forget();

@@ -60,7 +60,7 @@ class ServerConnection final : public MessageEnd {
     finite_bytes_ = 0;
     if (joining_ != nullptr) return joining_->payload_buffer(message);
     if (!joined_ || message.kind == join || message.kind == values)
-      refuse_message(message, "comes before or after its time");
+      refuse_message(message, "is not allowed at this point of the protocol");
     if (is_of_late_worker(message.kind) && !late_)
       refuse_message(message, "is of a worker whose layers may be late");
     if (is_of_layer(message.kind) && message.layer >= sizes_.size())

@@ -17,9 +17,8 @@ namespace stagger {
 
 /// A value whose rows consist of columns, the features of a layer.
 ///  - `columns()`: how many each row has
-///  - `resize_block(like, block)`: gives this value the block's rows and columns, of the same kind
-/// as
-///    those of another value `like`; their contents are unspecified
+///  - `resize_block(like, block)`: gives this value the block's rows and columns, of the same
+///    kind as those of another value `like`; their contents are unspecified
 ///  - `copy_block(at, from, first, size)`: copies to `at` the block of another value that begins at
 ///    row `first.rows` and column `first.columns`
 ///  - `add_block(at, from, first, size)`: likewise, but adds it element by element

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The only error type of the library, its codes, and messages with numbers.
+/// @file   The base of all errors of the library, its codes, and messages with numbers.
 
 #include <stagger/core/requirements.hpp>
 

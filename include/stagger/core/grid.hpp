@@ -15,8 +15,8 @@ namespace stagger {
 
 /// A value for each rank, stage or action, or for each pair of two of them. Its size is given once.
 ///
-/// Not a std::vector, whose index must be a std::size_t, and whose operator[] costs a compiler
-/// another call for each element that a constant expression looks at.
+/// It replaces std::vector, whose index must be a std::size_t, and whose operator[] costs a
+/// compiler another call for each element that a constant expression looks at.
 template <class T> class Grid {
  public:
   using value_type = T;

@@ -35,13 +35,12 @@ struct Block {
 
 namespace detail {
 
-/// A block of a value that is taken into another value of its type, or added to what was taken
-/// before. Types are erased.
+/// A block that is copied from one value to another of the same erased type, or added to it.
 struct BlockSource {
-  static constexpr std::size_t most = 16;  // that are taken in one go
+  static constexpr std::size_t most = 16;  // blocks copied in one call
   void const* from = nullptr;
-  Block first{};            // where it begins there
-  std::size_t column = 0;   // where it begins in each row of the taker
+  Block first{};            // where it begins in `from`
+  std::size_t column = 0;   // where it begins in each row of the other value
   std::size_t columns = 0;  // how wide it is
   bool adds = false;
 };

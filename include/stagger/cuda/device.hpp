@@ -67,8 +67,8 @@ namespace detail {
 /// @param index  0 <= index < device_count()
 /// @throws Error               as device_count()
 /// @throws stagger::Error      bad_configuration for an index out of range, or if `need` exceeds
-/// the
-///                             free memory; the text says what is needed, free, and what would fit
+///                             the free memory; the text says what is needed, what is free, and
+///                             what would fit
 [[gnu::cold]] inline DeviceInfo select_device(int index, MemoryNeed const& need = {}) {
   int const count = device_count();
   if (index < 0 || index >= count)

@@ -63,7 +63,7 @@ class Pool {
     static_cast<void>(cudaFreeAsync(memory, stream));
   }
   /// Lets another GPU access this memory, if their connection allows that.
-  /// @return  whether they are
+  /// @return  whether the other GPU can access it
   [[gnu::cold]] bool share_with(int device) {
     int own = 0;
     int can = 0;

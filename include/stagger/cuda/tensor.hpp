@@ -70,7 +70,8 @@ template <class T = float> class Tensor : public stagger::detail::TensorShape {
   [[nodiscard]] T const* data() const noexcept { return data_; }
   // Its rows: replicas of a stage share a microbatch by them.
   static constexpr bool rows_on_stream = true;  ///< copy_rows is enqueued on the current stream
-  /// So many rows of the shape that those of `like` have; what they hold is unspecified.
+  /// Resizes the tensor to `rows` rows of the same shape as those of `like`. Their contents are
+  /// unspecified then.
   /// @throws Error  as resize()
   void resize_rows(Tensor const& like, std::size_t rows) { take(like.with_rows(rows)); }
   /// Rows [first, first + count) of another tensor become rows [at, at + count), on the current

@@ -28,7 +28,7 @@ struct LayerOps {
   void (*backward)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
   void (*backward_input)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
   void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
-  SplitOps const* split;  // how members of a group share it; null: it says nothing of that
+  SplitOps const* split;  // how members of a group share it; null: it cannot be shared
 };
 
 class Layer {

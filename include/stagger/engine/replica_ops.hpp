@@ -42,8 +42,8 @@ struct RowSource {
   IndexRange at{};                    // columns of the taker's
   std::size_t has = 0;                // columns that the maker's value must have
   std::size_t gets = 0;               // columns of the taker's value
-  int share = 0;                      // of the columns, however many there are
-  int shares = 0;                     // of which one is taken; 0: see above
+  int share = 0;                      // number of the share that is taken
+  int shares = 0;                     // into how many the columns are divided; 0: see `of`
   std::size_t member = 0;             // the taker
   std::size_t members = 1;            // of its group
 

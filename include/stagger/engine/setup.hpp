@@ -81,7 +81,7 @@ std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& li
 /// The engine's functions for gradient groups. `engine/detail/gradient_groups.hpp` defines it.
 template <class Tag> GradientGroupOps const* functions_for_groups();
 
-/// Stands for what the engine does with a parameter server. Only programs with one compile it:
+/// Tag of the engine's functions for parameter servers, which only programs with one compile:
 /// <stagger/engine/run_together.hpp> has the definition for this tag.
 struct WithServer {};
 template <class Tag> struct ExchangeTable {
@@ -92,7 +92,7 @@ template <class Tag> struct ExchangeTable {
   template <class> static GradientGroupOps const* groups() { return nullptr; }
 };
 
-/// Stands for the engine's functions for groups, likewise: <stagger/engine/groups.hpp> has the
+/// Tag of the engine's functions for groups, likewise: <stagger/engine/groups.hpp> has the
 /// definition for this tag.
 struct WithGroups {};
 template <class Tag> struct GroupTable {

@@ -47,8 +47,8 @@ template <class T> [[nodiscard]] std::uint64_t payload_bytes(T const& value) {
     return byte_count(value);
 }
 
-/// What passes through a layer that puts together what members of a group have: everything, or the
-/// share of one member's columns.
+/// The columns that pass through a layer which joins the members' parts: all of them, or one
+/// member's share.
 struct PutShare {
   int member = 0;
   int members = 1;
@@ -64,7 +64,7 @@ struct ColumnOps {
   /// Takes this many rows of each source, in order, to the row `at` and those after it.
   void (*take)(void* to, std::size_t at, std::size_t rows, BlockSource const*, std::size_t count);
   std::uint64_t (*bytes)(void const*, Block);  // bytes of a block with these rows and columns
-  /// Makes a layer that puts together what members have, and gives its functions.
+  /// Makes a layer that joins the members' parts, and gives its functions.
   void* (*put_together)(PutShare const&);
   LayerOps const& (*put_together_ops)();
 };

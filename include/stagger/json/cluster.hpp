@@ -46,7 +46,7 @@ namespace detail {
 /// "intra": LINK}], "inter": LINK}`, LINK = `{"alpha_s", "bytes_per_s",
 /// "all_reduce_bytes_per_s"}`. "intra" may be missing in a node of one device, "inter" where there
 /// is one node; an all-reduce rate left out is the link's own.
-/// @param  source  what errors call the file
+/// @param  source  the name of the file in error messages
 /// @throws Error   bad_data naming file, line, field and value
 [[nodiscard]] inline cluster::Cluster read_cluster(std::string text, std::string source) {
   constexpr int most = 4096;  // devices; a larger number is more likely a typing error

@@ -40,9 +40,9 @@ namespace detail {
                                          Value::json_pointer const& wanted) {
   using Event = Value::parse_event_t;
   std::istringstream in(text);
-  Value::json_pointer here;  // of the value that is read
+  Value::json_pointer here;  // of the value that is being read
   std::vector<int> next;     // [open lists and objects] number of the next element; -1: an object
-  std::size_t end = 0;       // of what has been read of the wanted value
+  std::size_t end = 0;       // bytes that were read when the wanted value was found
   auto const look = [&](int, Event event, Value const& read) {
     bool const begins = event == Event::object_start || event == Event::array_start;
     if (event == Event::key) {
@@ -136,7 +136,7 @@ class Field {
     raise(Errc::bad_data, where(), ": ", name_.empty() ? "the file" : name_, " is ", shown, why);
   }
 
-  /// File and line, as errors begin.
+  /// File and line, with which error messages begin.
   [[nodiscard]] std::string where() const {
     return text(file_->source, ", line ", detail::line_of(file_->text, pointer_));
   }
@@ -179,7 +179,7 @@ class Field {
     return value_->get<std::string>();
   }
 
-  /// The position of a text among those that it may be.
+  /// The index of this text among the allowed ones.
   /// @throws Error bad_data if it is none of them
   template <class Names> [[nodiscard]] std::size_t one_of(Names const& names) const {
     std::string const word = string();

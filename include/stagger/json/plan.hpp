@@ -55,7 +55,7 @@ inline constexpr char const* gradients_names[] = {"together", "overlapped"};
 
 /// Reads a plan. Stages, microbatches and warm-up are needed; predictions and the batch may be
 /// missing, and are then 0.
-/// @param  source  what errors call the file
+/// @param  source  the name of the file in error messages
 /// @throws Error   bad_data naming file, line, field and value: stages that leave out a layer or
 ///                 use a device twice, a warm-up that rises
 [[nodiscard]] inline plan::Plan read_plan(std::string text_of_file, std::string source) {

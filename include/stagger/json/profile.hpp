@@ -60,7 +60,7 @@ inline void read_weight(Field const& from, double backward_s, std::optional<doub
 /// Reads `{"name", "batch", "device", "layers": [{"name", "forward_s", "backward_s",
 /// "activation_bytes", "parameter_bytes"}, ...]}`; optional for a layer: "backward_weight_s",
 /// "stash_bytes", "by_device". Names may be left out, keys that are not known are ignored.
-/// @param  source  what errors call the file
+/// @param  source  the name of the file in error messages
 /// @throws Error   bad_data naming file, line, field and value
 [[nodiscard]] inline cluster::Profile read_profile(std::string text, std::string source,
                                                    ProfileUse use = ProfileUse::planning) {

@@ -75,9 +75,9 @@ inline constexpr char const* duplex_names[] = {"full", "half"};
 }
 
 /// Reads a plan. Predictions may be missing, and are then 0.
-/// @param  source  what errors call the file
+/// @param  source  the name of the file in error messages
 /// @throws Error   bad_data naming file, line, field and value: stages that leave out a layer, a
-///                 device that is used twice, nodes or links that are not there
+///                 device that is used twice, nodes or links that do not exist
 [[nodiscard]] inline plan::WorkersPlan read_workers_plan(std::string text_of_file,
                                                          std::string source) {
   constexpr int most = 1'000'000'000;

@@ -59,7 +59,7 @@ inline constexpr ElementType element_type_of =
 ///
 /// @tparam T  float or double
 template <class T = float> class Parameter {
-  // Not checked by the concept, since a compiler would explain every part of it.
+  // A static_assert checks this, since a compiler would explain every part of a concept.
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>,
                 "stagger: a Parameter has elements of type float or double; numbers of another "
                 "type that are not trained are ordinary members of a stage");

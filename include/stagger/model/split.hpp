@@ -53,11 +53,10 @@ concept SplittableLayer = requires(L const& layer, int member, SplitBy by) {
 /// SplitBy::hidden alone.
 ///  - `hidden()`: how many of them there are
 ///  - `operations()`: multiplications of its forward, for a row
-///  - `part(member, members, by)`: the layer with those of `features_of(member, members,
-/// hidden())`.
-///    It takes all input features and gives terms of the output; its gradient of the input is
-/// terms,
-///    too. What is added once, such as the last bias, belongs to member 0.
+///  - `part(member, members, by)`: the layer with the hidden features of
+///    `features_of(member, members, hidden())`. It takes all input features and gives terms of the
+///    output; its gradient of the input is terms, too. What is added once, such as the last bias,
+///    belongs to member 0.
 template <class L>
 concept HiddenSplittableLayer = SplittableLayer<L> && requires(L const& layer) {
   { layer.hidden() } -> std::convertible_to<std::size_t>;
@@ -68,9 +67,8 @@ concept HiddenSplittableLayer = SplittableLayer<L> && requires(L const& layer) {
 /// that can be shared. So the gradient of the first is added up over the members before it computes
 /// that of its own parameters.
 ///  - `divided()`: a std::pair of layers, which together do what the layer does, with its
-/// parameters
-///    in its order. Both count as that layer: they have its number, and its random seeds; the first
-///    does not ask for `Context::first_row()`.
+///    parameters in its order. Both count as that layer: they have its number, and its random
+///    seeds; the first does not ask for `Context::first_row()`.
 template <class L>
 concept DividedLayer = requires(L const& layer) {
   layer.divided().first;

@@ -66,7 +66,7 @@ template <class T> inline constexpr ncclDataType_t data_type = DataType<std::rem
 
 }  // namespace detail
 
-/// Poll it, or wait for it.
+/// A call that was requested of a communicator and may not be done yet. Poll it, or wait for it.
 ///
 /// If it is dropped, the call continues in the order of its stream and still uses its buffers.
 class Operation {

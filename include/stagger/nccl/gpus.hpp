@@ -38,14 +38,15 @@ struct Gpus {
 
   std::optional<collective::Launch> launch{};  ///< collective::find_launch()
   int device = -1;                             ///< GPU of this process; below 0: its local_device()
-  cuda::ParameterKernels const* kernels = nullptr;  ///< this and the next four: see cuda::Gpus;
-  bool capture = false;                             ///< `capture` and `ahead` alike everywhere
+  // As in cuda::Gpus. `capture` and `ahead` must be equal in all processes.
+  cuda::ParameterKernels const* kernels = nullptr;
+  bool capture = false;
   cuda::GraphCounts* counts = nullptr;
   int ahead = 2;
   cuda::Ranges ranges{};
   double join_deadline_s = 60;  ///< for all processes to join, and for each new connection
   Rendezvous rendezvous{};      ///< how the processes find each other
-  Invitation const* invitation = nullptr;  ///< instead, as over MPI: invite(rank, broadcast)
+  Invitation const* invitation = nullptr;  ///< replaces `rendezvous`: invite(rank, broadcast)
   bool shapes_change = false;  ///< from step to step, of values that go to another process
   cuda::detail::Wires wires{};
 

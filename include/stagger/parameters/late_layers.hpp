@@ -196,7 +196,7 @@ class LateLayers {
     there_[worker] = false;
     return end_step();
   }
-  /// It takes part again, from the step that comes. @pre between_steps()
+  /// A worker takes part again, from the next step on. @pre between_steps()
   void come_back(std::size_t worker) noexcept {
     there_[worker] = true;
     reported_[worker] = false;

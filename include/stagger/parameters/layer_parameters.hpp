@@ -174,7 +174,7 @@ class LayerMemory : public LayerShape {
   }
   /// With sharded optimizer states: allocates the states of this part of the layer, as zeros, and
   /// the memory to undo an update of it.
-  /// @return  whether the part has states, or had none before
+  /// @return  false if another part of the layer already has states; then nothing changes
   [[gnu::cold]] bool hold_states(ByteRange range) {
     ByteRange& held = blocks_.held;
     bool const first = held.last == 0;

@@ -231,7 +231,8 @@ struct Elements {
   std::size_t const others = members - 1;
   std::size_t const width = plan.width(layer);
   std::size_t const own = features_of(member, plan.members, width).size();
-  // Terms to add, and the sums: to each of the others its share, and the own share to all of them.
+  // If members add in shares, each sends every other member that member's share of the terms, then
+  // its own summed share to all; otherwise it sends all its terms to every other member.
   std::size_t const added =
       members * rows * (plan.adds_in_shares(layer) ? width - own + others * own : others * width);
   switch (plan.exchange(layer)) {

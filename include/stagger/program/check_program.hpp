@@ -54,7 +54,8 @@ namespace detail {
       if (in.cell >= program.cells.size() || program.cells[in.cell].rank != own ||
           program.cells[in.cell].stage != in.stage)
         state.refuse("works on cell ", in.cell, " of stage ", in.stage, ", which it does not hold");
-      if (adds_up(in.op) != (rank.reducer_for >= 0)) state.refuse("is of the wrong kind for that");
+      if (adds_up(in.op) != (rank.reducer_for >= 0))
+        state.refuse("adds up gradients on a computing rank, or does not on a reducer");
       if (in.microbatch >= state.units && !exchanges(in.op))
         state.refuse("works on microbatch ", in.microbatch, " of ", state.units);
       if (has_group(in.op) &&
@@ -170,7 +171,9 @@ class ProgramCheck {
     if (!again) take_action(in);
     begin_action(in);
     if (done != (again ? forward_done : 0))
-      state_.refuse(again ? "runs again what has not run, or needs no more" : "runs twice");
+      state_.refuse(
+          again ? "recomputes a forward that has not run, or whose values are no longer needed"
+                : "runs twice");
     done = forward_done;
     slots_->keep(in);
     if (!again) slots_->write_output(in);
@@ -216,8 +219,8 @@ class ProgramCheck {
     int const unit = action->microbatch * table_.slices + action->slice;
     if (action->kind != kind_of(in.op) || action->stage != in.stage ||
         unit != static_cast<int>(in.microbatch))
-      state_.refuse("comes to what is not next in the table, which is ", action->stage,
-                    schedule::name(action->kind), unit);
+      state_.refuse("runs an action that is not the next of its row in the table, which is ",
+                    action->stage, schedule::name(action->kind), unit);
     auto& left = ranks_[state_.rank].left;
     left = left.subspan(1);
   }

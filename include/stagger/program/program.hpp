@@ -40,8 +40,8 @@ enum class Op : std::uint8_t {
   gather_target,    ///< take the rows of the microbatch's target
   pass,             ///< give further signals of the instruction before
   // Where several ranks hold a stage and its gradients are added up while backward still runs:
-  backward_part,         ///< the layers of a gradient group, of a last B
-  backward_weight_part,  ///< likewise of a last W
+  backward_part,         ///< one gradient group's layers of a stage's last B
+  backward_weight_part,  ///< one gradient group's layers of a stage's last W
   reduce,                ///< add up one part of a gradient group over all who hold the stage
 };
 

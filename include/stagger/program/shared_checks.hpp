@@ -57,7 +57,7 @@ class RowCheck final : public SlotCheck {
   }
   void read_rows(int c, std::size_t number, bool forward) override {
     auto const& edges = row_edges_[c].taken[forward ? 1 : 0];
-    if (edges.empty()) state_.refuse("has nobody to take rows from");
+    if (edges.empty()) state_.refuse("gathers rows, although no rank sends it any");
     for (std::size_t const k : edges) {
       int const from = state_.program.row_edges[k].maker(forward);
       Space const space = forward ? space_y : space_dx;

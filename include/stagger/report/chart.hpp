@@ -100,7 +100,7 @@ class ChartWriter {
   static constexpr std::array<char const*, 4> dashes{"", "8 4", "2 3", "9 3 2 3"};
 
   static void require_points(ChartLine const& line) {
-    constexpr double most = 1e15;  // whose labels have room
+    constexpr double most = 1e15;  // labels of larger values would not fit
     for (std::size_t i = 0; i < line.points.size(); ++i) {
       ChartPoint const& point = line.points[i];
       if (!(std::fabs(point.x) <= most && std::fabs(point.y) <= most))
@@ -129,7 +129,7 @@ class ChartWriter {
                 *dash == '\0' ? std::string() : text(" stroke-dasharray=\"", dash, "\""));
   }
 
-  /// The title, and below it as many lines of legend as it takes.
+  /// The title, and below it as many lines of legend as are needed.
   [[nodiscard]] std::string heading() {
     std::string out;
     top_ = 14;
@@ -215,8 +215,8 @@ class ChartWriter {
     return out;
   }
 
-  /// Where many points share a column of half a pixel, the first and the last of them, the lowest
-  /// and the highest.
+  /// The path of a line as SVG. Of many points in a column of half a pixel it has only the first,
+  /// the last, the lowest and the highest.
   [[nodiscard]] std::string path(std::span<ChartPoint const> points) const {
     std::string out;
     auto const add = [&](ChartPoint const& point) {
@@ -256,8 +256,8 @@ class ChartWriter {
 
 }  // namespace detail
 
-/// Draws lines in one chart. Each axis begins at 0 unless its values lie far from it, or below. The
-/// colours of the first seven lines differ; further ones are dashed.
+/// Draws lines in one chart. Each axis begins at 0 unless its values lie far from 0, or below it.
+/// The colours of the first seven lines differ; further ones are dashed.
 ///
 /// @return        a whole SVG document; the same bytes for the same input, in every locale
 /// @throws Error  bad_data for a point that is not finite, beyond 1e15, or before the last one,

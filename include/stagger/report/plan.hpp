@@ -20,7 +20,7 @@ namespace stagger::report {
 
 namespace detail {
 
-/// "0-7", "0-2 5", "3".
+/// Rising numbers as text, with ranges: "0-7", "0-2 5", "3".
 [[nodiscard]] inline std::string ranges(std::vector<int> const& ids) {
   std::string out;
   for (std::size_t i = 0; i < ids.size();) {
@@ -34,7 +34,7 @@ namespace detail {
   return out;
 }
 
-/// [devices] the number of the stage on each, -1 for none.
+/// [devices] the number of the stage on each device; -1: none.
 [[nodiscard]] inline List<int> stage_of(plan::Plan const& plan, cluster::Cluster const& cluster) {
   List<int> stage(cluster.devices.size(), -1);
   int number = 0;
@@ -83,13 +83,13 @@ namespace detail {
   return out;
 }
 
-/// The devices of each node with the stage they run, "." where they run none; of many devices,
-/// ranges of them:
+/// A line for each node with the stage that each of its devices runs, or "." for none. Where a node
+/// has many devices, the line shows ranges of them:
 ///
 ///     node 0  V100  0 0 0 0 0 0 0 0
 ///     node 1  V100  8-263: 1  264-519: 2
 [[nodiscard]] inline std::string picture(plan::Plan const& plan, cluster::Cluster const& cluster) {
-  constexpr int most = 32;  // devices of a line that have a cell each
+  constexpr int most = 32;  // devices of a line; where there are more, ranges are shown
   auto const stage = detail::stage_of(plan, cluster);
   std::size_t const width = std::to_string(plan.stages.size()).size();
   std::size_t const node_width = std::to_string(cluster.nodes()).size();

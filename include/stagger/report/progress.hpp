@@ -19,7 +19,7 @@
 namespace stagger::report {
 
 struct ProgressOptions {
-  bool terminal = false;        ///< one line that is written over; else one line per report
+  bool terminal = false;        ///< one line that is written over; false: a line per report
   bool color = false;           ///< ANSI colours; never without a terminal
   int width = 79;               ///< characters that the line may take on a terminal
   char const* unit = "tokens";  ///< what is processed
@@ -113,7 +113,7 @@ class Progress {
     }
     text.resize(std::min(text.size(), static_cast<std::size_t>(std::max(options_.width, 1))));
     std::size_t const length = text.size();
-    // Over what is left of a longer line.
+    // Overwrites the rest of a longer line.
     std::string const blanks(drawn_ > length ? drawn_ - length : 0, ' ');
     std::size_t const loss = text.find("loss ");
     if (options_.color && loss != std::string::npos) {

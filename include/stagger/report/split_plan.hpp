@@ -44,8 +44,8 @@ namespace detail {
 }  // namespace detail
 
 /// A table with a line for each layer: its exchange, its parameters and its activations for one
-/// member, these in bytes if the chain has them and otherwise in numbers. Below the table it names
-/// layers that are not split although a group was requested.
+/// member, these in bytes if they are known, and otherwise in elements. Below the table are the
+/// names of layers that are not split although a group was requested.
 /// @param rows    of each member in a local batch
 /// @throws Error  mismatch unless there are as many layers as the plan has
 [[nodiscard]] inline std::string table(partition::SplitChain const& chain, int member,
@@ -229,10 +229,10 @@ class SplitPlanWriter {
 
 }  // namespace detail
 
-/// The chain before and after: what one rank has of each layer, what each member of a group has,
-/// and what a member sends and receives between them, as an SVG document. Blue: a member's own
-/// rows; green: a part for all rows of the group; grey: the whole layer; orange: an exchange. Of
-/// more than eight members, the first eight are drawn.
+/// Draws a chain before and after it is split: what one rank has of each layer, what each member of
+/// a group has, and what a member sends and receives between layers, as an SVG document. Blue: a
+/// member's own rows; green: a part for all rows of the group; grey: the whole layer; orange: an
+/// exchange. Of more than eight members, the first eight are drawn.
 /// @param rows    of each member in a local batch
 /// @return        the same bytes for the same input, in every locale
 /// @throws Error  mismatch unless there are as many layers as the plan has, bad_configuration for a

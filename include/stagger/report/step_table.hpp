@@ -17,12 +17,12 @@ namespace stagger::report {
 struct StepReport {
   Summary predicted;           ///< of the table, evaluated with the measured costs of the stages
   Summary measured;            ///< of a measured iteration, or of one that is typical of the run
-  double measured_step_s = 0;  ///< wall time of a whole step with its optimizer; 0: not taken
+  double measured_step_s = 0;  ///< wall time of a whole step with its optimizer; 0: not measured
 };
 
 namespace detail {
 
-/// "4 3 2 1" for a few ranks, "64 (rank 0)" for many.
+/// The peaks of a few ranks, "4 3 2 1", or the highest one of many, "64 (rank 0)".
 [[nodiscard]] inline std::string peaks(std::vector<int> const& peak) {
   if (peak.empty()) return "-";
   if (peak.size() > 8) {
@@ -34,7 +34,7 @@ namespace detail {
   return all;
 }
 
-/// "+4.9 %", or "-" where there is nothing to compare with.
+/// The relative change, such as "+4.9 %"; "-" if `from` is not positive.
 [[nodiscard]] inline std::string change(double from, double to) {
   if (!(from > 0)) return "-";
   double const share = to / from - 1;
@@ -43,8 +43,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// Step time, makespan, bubble, span bubble and peak in flight, as the schedule allows them and as
-/// they were measured.
+/// A table of step time, makespan, bubble, span bubble and peak in flight, as the schedule allows
+/// them and as they were measured.
 [[nodiscard]] inline std::string step_table(StepReport const& report) {
   Summary const& p = report.predicted;
   Summary const& m = report.measured;

@@ -65,7 +65,7 @@ struct Summary {
   }
   auto const beyond_work = [&](double time_s) {
     double const rest = time_s - result.busiest_work_s();
-    return std::fabs(rest) <= 1e-12 * time_s ? 0 : rest;  // sums of rounded times
+    return std::fabs(rest) <= 1e-12 * time_s ? 0 : rest;  // a difference of rounded sums
   };
   result.bubble_s = beyond_work(result.makespan_s);
   result.span_bubble_s = beyond_work(result.longest_span_s);
@@ -80,7 +80,7 @@ struct Summary {
 /// If only the full backward was measured, it is divided into two equal halves, I and W; a table of
 /// full backwards uses only their sum. Transfers are 0: on the host a message costs what its action
 /// costs.
-/// @return       stages as many as the largest index asks for
+/// @return       costs of as many stages as the largest stage index requires
 /// @throws Error bad_data for a time that is not finite, an end before its start, or a negative
 ///               stage
 [[nodiscard]] inline schedule::Costs measured_costs(std::span<schedule::Timeline const> steps) {

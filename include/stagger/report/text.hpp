@@ -172,11 +172,11 @@ struct TextGrid {
 ///     rank 3 | .. .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. .. .. |
 ///
 /// Where all times are multiples of one unit and the grid fits into `width`, a column is that unit
-/// and as wide as the longest label; an action of several columns is drawn through (`B0===`). Else
-/// the line is `width` characters in proportion to time, with labels where they fit and the
-/// action's letter where not; what takes less than half a character may be missing. Labels name the
-/// stage (`4F0`) where a rank has several and there is room. The halves of an overlapped pair stand
-/// together (`F3B1`); a reduction of gradients is `R`; messages are not drawn.
+/// and as wide as the longest label; an action of several columns is filled up (`B0===`). Otherwise
+/// the line has `width` characters in proportion to time, with labels where they fit and the
+/// action's letter elsewhere; an action of less than half a character may be missing. Labels name
+/// the stage (`4F0`) where a rank has several and there is room. The halves of an overlapped pair
+/// stand together (`F3B1`); a reduction of gradients is `R`; messages are not drawn.
 ///
 /// @throws Error  bad_data for a time that is not finite or an end before its start
 [[nodiscard]] inline std::string gantt(schedule::Timeline const& timeline,

@@ -126,9 +126,10 @@ class Search {
  private:
   /// One stage on each rank.
   ///
-  /// Slices run as microbatches of their own would, save that the last rank's gradients come in
-  /// blocks of S: units here. Any order of them can be renamed so that each stage takes forwards in
-  /// rising order, and backwards by microbatches and in each from its last slice to its first.
+  /// Slices run as microbatches of their own would, except that the last rank's gradients come in
+  /// blocks of S. A slice is called a unit here. Any order of units can be renamed so
+  /// that each stage takes forwards in rising order, and backwards by microbatches, in each from
+  /// its last slice to its first.
   void search_stages() {
     int const slices = wanted_.slices;
     Limits const& limits = wanted_.limits;
@@ -226,7 +227,7 @@ class Search {
 
   /// Considers a table of several chunks, as it is and with its weight gradients placed anew.
   void consider(Table table) {
-    // A pair that costs what its parts cost ends no sooner than they do one after the other.
+    // An overlapped pair that costs the sum of its actions saves no time.
     for (Action& a : table.actions)
       a.overlaps_next = a.overlaps_next && wanted_.costs.overlap_s >= 0;
     table = split_backwards(table);

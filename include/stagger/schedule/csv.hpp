@@ -187,7 +187,7 @@ class TableReader {
 /// Reads a table: a line for each rank, cells separated by commas, blanks around cells and empty
 /// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. Whether the table is
 /// legal is for `verify` to say.
-/// @param source  what errors call the text, a file name for instance
+/// @param source  the name of the text in error messages, a file name for instance
 /// @param shards  takes `0UNSHARD` and `0RESHARD`, by rank and then in order; null: they are
 ///                skipped
 /// @throws Error bad_data, naming line, column and value
@@ -247,7 +247,7 @@ class TableReader {
 
 /// Reads `stage,forward_s,backward_input_s,backward_weight_s,transfer_s`, then one line for each
 /// stage from 0 on, in seconds. Blanks around a field are ignored, lines end in LF or CRLF.
-/// @param source  what errors call the text, a file name for instance
+/// @param source  the name of the text in error messages, a file name for instance
 /// @throws Error bad_data, naming line, column (in bytes, from 1) and value
 [[nodiscard]] inline Costs read_costs_csv(std::string_view text,
                                           std::string_view source = "stage costs") {

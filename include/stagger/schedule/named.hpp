@@ -37,9 +37,14 @@ namespace detail {
 template <SchedulePolicy P>
 [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> const& line) {
   P const policy{};
-  constexpr bool cut = requires { policy.slices; };
+  constexpr bool has_warmup = requires { policy.warmup; };
+  constexpr bool has_group = requires { policy.group; };
+  constexpr bool sliced = requires { policy.slices; };
+  constexpr bool has_mapping = requires { policy.mapping; };
+  constexpr bool has_limits = requires { policy.limits; };
+  constexpr bool has_in_flight = requires { policy.in_flight; };
   int slices = 1;
-  if constexpr (cut) slices = policy.slices;
+  if constexpr (sliced) slices = policy.slices;
   return {.name = line.name,
           .what = line.what,
           .constraint = line.constraint,
@@ -49,13 +54,13 @@ template <SchedulePolicy P>
           .mapping = line.mapping,
           .flushes = P::flushes,
           .trains = line.trains,
-          .takes_warmup = requires {policy.warmup;
+          .takes_warmup = has_warmup,
+          .takes_group = has_group,
+          .takes_slices = sliced,
+          .takes_mapping = has_mapping,
+          .takes_memory = has_limits,
+          .takes_in_flight = has_in_flight};
 }
-, .takes_group = requires { policy.group; }, .takes_slices = cut, .takes_mapping = requires {
-  policy.mapping;
-}, .takes_memory = requires { policy.limits; }, .takes_in_flight = requires { policy.in_flight; }
-};  // namespace detail
-}  // namespace stagger::schedule
 
 }  // namespace detail
 

@@ -39,10 +39,9 @@
 /// | `check()`, or none | once, in `with` | throws an Error that names the member whose value cannot be |
 ///
 /// `version` is called before anything runs, with numbers that follow from the table: it must
-/// return the same for the same numbers, and cannot depend on times. Of a model that is taken by
-/// streams,
-/// `minibatches` and `needs` are also asked by schedule::play_workers, and so by the gate of
-/// schedule::Fifo and by plan::VirtualWorkers (schedule::WaveModel).
+/// return the same for the same numbers, and cannot depend on times. If streams take the model,
+/// schedule::play_workers also asks for `minibatches` and `needs`, and so do the gate of
+/// schedule::Fifo and plan::VirtualWorkers (schedule::WaveModel).
 ///
 /// The engine promises: backward sees the weights that forward saw; a version is kept until its
 /// last reader is done, and no longer; the table decides which gradients are in which update, so

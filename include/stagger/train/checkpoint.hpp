@@ -140,7 +140,7 @@ struct ParsedCheckpoint {
 
 inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
   if (in.text(checkpoint_magic.size()) != checkpoint_magic)
-    in.refuse("does not start as a checkpoint does");
+    in.refuse("does not begin with the 8 bytes that identify a checkpoint");
   std::uint32_t const version = in.u32();
   if (version != checkpoint_version)
     in.refuse(text("has version ", version, " of the format, this program reads version ",

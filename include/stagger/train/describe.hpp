@@ -73,8 +73,8 @@ inline void count_parameters(LayerParameters const& part, LayerParameters const*
 }  // namespace detail
 
 /// The layers of a pipeline as groups of its ranks share them, for `report::table` and
-/// `report::svg`. How much layers give that are not split is known only when they run: see the next
-/// function.
+/// `report::svg`. The output sizes of layers that are not split are known only when they run: see
+/// the next function.
 ///
 /// @code
 ///     std::cout << report::table(describe(train), 0, rows);  // member 0, which has this many rows

@@ -341,13 +341,13 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     auto other = hello;
     other[70] = 9;
     REQUIRE_THAT(said(other), Contains("the server speaks version 4"));
-    REQUIRE_THAT(said(hello + frame({.kind = begin})), Contains("before or after its time"));
+    REQUIRE_THAT(said(hello + frame({.kind = begin})), Contains("not allowed at this point"));
     REQUIRE_THAT(said(hello + frame({.kind = static_cast<remote::MessageKind>(999)})),
                  Contains("kind 999"));
     REQUIRE_THAT(said(hello + header({.kind = remote::MessageKind::join, .bytes = 1ULL << 60U})),
                  Contains("is too long"));
     REQUIRE_THAT(said(hello + header({.kind = push, .bytes = 1ULL << 60U})),
-                 Contains("before or after its time"));
+                 Contains("not allowed at this point"));
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, std::string(6, '\0'))),
                  Contains("ends early"));
     auto mangled = hello + frame({.kind = remote::MessageKind::join}, asked);

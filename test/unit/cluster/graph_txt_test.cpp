@@ -72,7 +72,7 @@ TEST_CASE("cluster/read_graph_txt: what cannot be put in one line is refused by 
     CHECK_THROWS_WITH(read_graph_txt(text, "g.txt"), Catch::Contains(words));
   };
   refused(two + edge(1, 2) + edge(2, 1),
-          "g.txt, line 3, column 1: 'node1 -- node2' is an edge that runs in a circle");
+          "g.txt, line 3, column 1: 'node1 -- node2' is an edge of a cycle");
   refused(two + edge(1, 2) + edge(2, 2), "line 4, column 1: 'node2 -- node2' is an edge that runs");
   refused(two + node(3, "c") + edge(1, 2) + edge(1, 3),
           "g.txt, line 3, column 1: 'node3' ends a branch, and so does node2 of line 2");

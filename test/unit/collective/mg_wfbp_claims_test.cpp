@@ -22,8 +22,8 @@
 #define READS_PROFILES 0
 #endif
 
-// What S. Shi, X. Chu, B. Li, "MG-WFBP", INFOCOM 2019, claims, and what comes out here. The
-// outcomes stand in docs/papers.md.
+// What S. Shi, X. Chu, B. Li, "MG-WFBP", INFOCOM 2019, claims, and the results of the
+// reproduction. The outcomes stand in docs/papers.md.
 
 namespace mg_wfbp_claims_test {
 

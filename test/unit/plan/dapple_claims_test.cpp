@@ -26,9 +26,9 @@
 #define READS_PROFILES 0
 #endif
 
-// What S. Fan et al., "DAPPLE", PPoPP 2021, claims, and what comes out here. The outcomes stand in
-// docs/papers.md. Models are made from stated figures (dapple_models.hpp); where STAGGER_PROFILES
-// names the folder of the authors' measured profiles, those are used as well.
+// What S. Fan et al., "DAPPLE", PPoPP 2021, claims, and the results of the reproduction. The
+// outcomes stand in docs/papers.md. Models are made from stated figures (dapple_models.hpp); where
+// STAGGER_PROFILES names the folder of the authors' measured profiles, those are used as well.
 
 namespace dapple_claims_test {
 

@@ -572,7 +572,8 @@ TEST_CASE("program/require_sound: one sentence names rank, instruction and what 
     std::swap(table.actions[0], table.actions[1]);
     Table lacking = whole->table;
     lacking.actions.pop_back();
-    CHECK_THAT(said(whole->program, *made("", table)), Catch::Contains("not next in the table"));
+    CHECK_THAT(said(whole->program, *made("", table)),
+               Catch::Contains("not the next of its row in the table"));
     CHECK_THROWS_WITH(lay_out(lacking), Catch::Contains("stage 1, microbatch 2"));
     lacking.actions.push_back({schedule::Kind::backward, 1, 3});
     CHECK_THROWS_WITH(lay_out(lacking), Catch::Contains("stage 1, microbatch 3"));

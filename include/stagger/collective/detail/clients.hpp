@@ -37,7 +37,7 @@ struct Client {
   bool timed = false;                ///< in virtual time, where it cannot wait for that
   List<Ask> asks;                    ///< [layers]
 
-  /// One that comes too late does not take the place of a later one.
+  /// Notes a request. It does not replace one for more rounds.
   void ask(std::size_t layer, Ask const& what) noexcept {
     if (asks[layer].rounds == Ask::nothing || what.rounds >= asks[layer].rounds) asks[layer] = what;
   }

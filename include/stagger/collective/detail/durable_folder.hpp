@@ -174,7 +174,8 @@ class DurableFolder {
                           Take take) const {
     try {
       stagger::detail::CheckedReader in(path, "the parameter server's file");
-      if (in.text(name.size()) != name) in.refuse("does not start as one does");
+      if (in.text(name.size()) != name)
+        in.refuse("does not begin with the 8 bytes that identify such a file");
       if (std::uint32_t const other = in.u32(); other != version)
         in.refuse(
             text("has version ", other, " of the format, this program reads version ", version));

@@ -56,11 +56,11 @@ class JoiningWorker {
   /// @throws Error  bad_data for a message that does not belong here in this phase
   [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message) {
     if (message.kind != (identified_ ? MessageKind::values : MessageKind::join))
-      refuse_message(message, "comes before or after its time");
+      refuse_message(message, "is not allowed at this point of the protocol");
     if (identified_) {
       if (message.layer != layers_here_ ||
           message.bytes != request_.layers[layers_here_].bytes_of_values())
-        refuse_message(message, "has not the first values of the next layer");
+        refuse_message(message, "does not contain the first values of the next layer");
       return request_.layers[layers_here_].values();
     }
     if (message.bytes > most_request) refuse_message(message, "is too long");

@@ -91,7 +91,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     std::lock_guard const lock(mutex_);
     return layers_.between_steps();
   }
-  /// The step that comes is the worker's first. @pre between_steps()
+  /// The next step is the worker's first. @pre between_steps()
   void come_back(int worker) noexcept {
     std::lock_guard const lock(mutex_);
     layers_.come_back(static_cast<std::size_t>(worker));

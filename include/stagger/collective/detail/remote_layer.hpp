@@ -133,7 +133,9 @@ class RemoteLayer {
     bool const asked = answers && state_ == State::asked && (!of_stream || rounds == under_way_);
     ByteRange part = asked ? part_ : ByteRange{0, bytes()};
     if (answers && !of_stream && message.bytes < bytes()) part = {0, message.bytes};
-    if (message.bytes != part.size()) refuse_message(message, "has not the length of the layer");
+    if (message.bytes != part.size())
+      refuse_message(message,
+                     "does not have the length of the layer or of the part that was asked for");
     if (!reading() && !asked) refuse_message(message, "was not asked for");
     return coming_.span().subspan(part.first, part.size());
   }

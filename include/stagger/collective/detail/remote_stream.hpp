@@ -158,12 +158,13 @@ class RemoteStream {
   /// Notes how many workers the server has, which `joined` says.
   void note_workers(Message const& message) {
     if (message.layer > most_workers || std::cmp_less_equal(message.layer, worker_))
-      refuse_message(message, "has a number of workers that cannot be");
+      refuse_message(message, "names an impossible number of workers");
     workers_ = message.layer;
   }
   /// The memory into which the payload of `joined` is received.
   [[nodiscard]] std::span<std::byte> factor_buffer(Message const& message) {
-    if (message.bytes != sizeof(factor_)) refuse_message(message, "has not one number");
+    if (message.bytes != sizeof(factor_))
+      refuse_message(message, "does not contain exactly one number");
     return std::as_writable_bytes(std::span(&factor_, 1));
   }
   /// What was received there. @throws Error  bad_data

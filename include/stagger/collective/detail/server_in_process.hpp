@@ -394,7 +394,7 @@ class ServerInProcess : private ServerStreams {
     if (last != 0) std::memcpy(values + part.first, from, last - part.first);
   }
 
-  /// After this nobody tells the client of the stream any more.
+  /// Ends a stream of a client, which then gets no further notifications of it.
   void end(int client, bool failed) noexcept {
     std::lock_guard const lock(joining_);
     clients_[client].begins = false;

@@ -186,7 +186,7 @@ class ServerLayers {
   void try_to_keep(std::size_t l) noexcept {
     try {
       keep(l);
-    } catch (...) {  // the folder remembers it
+    } catch (...) {  // DurableFolder keeps the error, which the next write throws
     }
   }
   /// How many streams of a worker have ended by a failure, its own or another's.
@@ -197,7 +197,7 @@ class ServerLayers {
       if (!record_.goes_on || static_cast<int>(n) == worker) ++record_.failures[n];
     try {
       if (folder_ != nullptr) folder_->write(record_);
-    } catch (...) {  // the folder remembers it
+    } catch (...) {  // DurableFolder keeps the error, which the next write throws
     }
   }
   /// Whether a worker is in a stream.

@@ -130,12 +130,12 @@ class ServerSession {
   }
   /// @throws Error  deadline where there is no room
   void send(Message const& message) {
-    if (!offer(message)) disconnect("takes no messages");
+    if (!offer(message)) disconnect("took no messages, and their queue is full");
   }
   /// Likewise, and unlocks. A small message is sent on the calling thread if possible, which saves
   /// a switch to the transport's thread.
   void send(Lock& lock, Message const& message) {
-    if (!mending_ && !queue_.push(message)) disconnect("takes no messages");
+    if (!mending_ && !queue_.push(message)) disconnect("took no messages, and their queue is full");
     auto const transport = transport_;  // once unlocked, another transport may take its place
     lock.unlock();
     if (transport != nullptr)

@@ -151,8 +151,8 @@ class InFlight {
   InFlight& operator=(InFlight const&) = delete;
 
   [[nodiscard]] std::size_t slots() const noexcept { return all_.size(); }
-  [[nodiscard]] bool lost() const noexcept { return lost_; }            ///< no further step
-  [[nodiscard]] bool corrupted() const noexcept { return corrupted_; }  ///< nor parameters
+  [[nodiscard]] bool lost() const noexcept { return lost_; }  ///< no further step is possible
+  [[nodiscard]] bool corrupted() const noexcept { return corrupted_; }  ///< the parameters are lost
   /// The devices may still run what they were given.
   [[nodiscard]] bool stuck() const noexcept { return stuck_; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a GPU keeps of an iteration: the numbers that are copied to it before and back
-///         after, in one block for each direction, and the times of its actions.
+/// @file   The data that a GPU keeps of an iteration: the numbers that are copied to it before and
+///         back after, in one block for each direction, and the times of its actions.
 
 #include <algorithm>
 #include <cstddef>

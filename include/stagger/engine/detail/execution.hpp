@@ -102,8 +102,8 @@ struct Execution {
     }
   }
 
-  /// The copy that has an owner's gradients of layer `i` of a stage; null: they lie where the sums
-  /// will be.
+  /// The copy that has an owner's gradients of layer `i` of a stage; null: they are in the memory
+  /// of the sums.
   template <std::integral I>
   [[nodiscard]] GradientCopy const* copy_of(I stage, std::size_t owner, std::size_t i) const {
     for (std::size_t o = 1; o < storage[stage].size(); ++o) {

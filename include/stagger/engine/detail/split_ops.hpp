@@ -16,9 +16,8 @@ namespace stagger::detail {
 
 struct LayerOps;
 
-/// A layer whose input is put together from what members have. In front of the loss that is the
-/// whole output of the model; between two layers, if only a share of the columns is, only these
-/// pass.
+/// A layer whose input is joined from the members' parts. Either all columns pass through it, such
+/// as the whole output of the model in front of the loss, or only its member's share of them.
 template <class T> struct PutTogether {
   using Input = T;
   using Output = T;

@@ -209,7 +209,7 @@ class AsioConnection final : public collective::detail::Transport,
   }
   /// The handler of a read, which takes the lock itself.
   void have_read(boost::system::error_code const& error, std::size_t count) {
-    bool const wakes = !woken_.exchange(true);  // it pumps anyway
+    bool const wakes = !woken_.exchange(true);  // this handler writes afterwards in any case
     std::string refusal;
     if (end_ != nullptr && !error) {  // otherwise it waits until the other side has closed
       try {
@@ -275,7 +275,7 @@ class AsioConnection final : public collective::detail::Transport,
         if (pieces.empty()) return true;
         if (send(pieces)) return false;
       }
-    } catch (...) {  // which the end will throw there too
+    } catch (...) {  // the context's thread will meet the same error
       return false;
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What all processes agree on: the facts that must be equal in them, the comparisons
+/// @file   The agreements of all processes: the facts that must be equal in them, the comparisons
 ///         before messages are used, the common loading of a program, and the reports of failures.
 
 #include <algorithm>

@@ -70,7 +70,8 @@ class Commit {
   [[nodiscard]] bool made() const noexcept { return votes_ == 0 && missing_ == 0; }
   /// Whether this process has announced that it has all votes, and so must not end the step alone.
   [[nodiscard]] bool in_doubt() const noexcept { return votes_ == 0 && missing_ != 0; }
-  /// If this process has announced it: the only process that has not; -1 if there are several.
+  /// The only process that has not announced that it has all votes; -1 if this process has not
+  /// announced it, or if there is not exactly one other that has not.
   [[nodiscard]] int last() const noexcept {
     int found = -1;
     for (std::size_t p = 0; p < knows_.size() && votes_ == 0 && missing_ == 1; ++p)

@@ -219,7 +219,7 @@ class Connections {
     try {
       for (;; message = in.take<Message>()) {
         std::span<std::byte> const buffer = connection->end->payload_buffer(message);
-        if (buffer.size() > in.left()) refuse_message(message, "has not the length that it names");
+        if (buffer.size() > in.left()) refuse_message(message, "is shorter than its header says");
         in.take(buffer.data(), buffer.size());
         connection->end->received(message);
         if (message.kind == MessageKind::lost) peers_may_be_lost = true;
@@ -231,7 +231,7 @@ class Connections {
     }
   }
 
-  /// @param later  what is too much at once; else all of it leaves now
+  /// @param later  whether to keep for later what exceeds the envelopes; otherwise sends everything
   /// @return whether there was anything
   bool send(Connection& connection, bool later) {
     bool any = false;
@@ -272,7 +272,7 @@ class Connections {
       send(connection, false);
       try {  // also of one that has not joined
         connection.packing.send({.kind = MessageKind::leave}, {});
-      } catch (...) {  // the server finds out by itself
+      } catch (...) {  // the server notices it at its deadline
       }
       connection.end = nullptr;
     }
@@ -285,7 +285,7 @@ class Connections {
       MessageKind const kind = connection.serves ? MessageKind::refused : MessageKind::leave;
       connection.packing.send({.kind = kind, .bytes = words.size()},
                               std::as_bytes(std::span(words)));
-    } catch (...) {  // the other end comes to its deadline
+    } catch (...) {  // the other end reaches its deadline
     }
     end(connection, why);
   }
@@ -296,13 +296,14 @@ class Connections {
     for (Connection* const each : open_) end(*each, why);
     forget();
   }
-  /// Those that have ended.
+  /// Removes the connections that have ended.
   void forget() noexcept {
     std::erase_if(open_, [](Connection const* each) { return each->end == nullptr; });
     std::erase_if(served_, [](auto const& each) { return each->connection.end == nullptr; });
   }
 
-  /// Says now and then that this process lives, and gives up those of which nothing is heard.
+  /// Says now and then that this process lives, and closes connections to processes that have been
+  /// silent for the deadline.
   void keep_in_touch() {
     auto const now = Clock::now();
     auto const seconds = [](Clock::duration time) {

@@ -26,8 +26,8 @@ namespace stagger::mpi::detail {
 
 using stagger::detail::Backoff;
 
-/// For steps. Stages take milliseconds, so if there are more processes than cores, a waiting
-/// process should leave its core to those that compute.
+/// How a process waits in a step. Stages take milliseconds, so if there are more processes than
+/// cores, a waiting process should leave its core to those that compute.
 [[nodiscard]] inline Backoff between_stages(std::chrono::microseconds spin) noexcept {
   using namespace std::chrono_literals;
   return Backoff(spin, spin < 1ms ? 100us : 20ms);

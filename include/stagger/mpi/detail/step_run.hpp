@@ -102,8 +102,8 @@ class StepRun {
     exchange_.load(codec_, placement, handed_over);
   }
 
-  /// Runs the ranks of this process until all of all processes have finished. @return whether they
-  /// have
+  /// Runs the ranks of this process until the ranks of all processes have finished.
+  /// @return  false if the step failed
   [[nodiscard]] bool run() {
     try {
       begin_step();

@@ -185,7 +185,7 @@ class SlotCheck {
     state_.refuse("makes a value of which nobody takes rows");
   }
   virtual void read_rows(int, std::size_t, [[maybe_unused]] bool forward) {
-    state_.refuse("has nobody to take rows from");
+    state_.refuse("gathers rows, although no rank sends it any");
   }
   /// Requires that this many values were announced to the cells that take rows of them.
   virtual void require_rows_given(int, [[maybe_unused]] bool forward,

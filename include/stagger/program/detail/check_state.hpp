@@ -149,7 +149,7 @@ class VersionCheck {
   /// Called after all instructions.
   virtual void require_last(std::size_t c) const {
     if (state_.program.cells[c].alone)
-      state_.refuse("says of its weights that they are updated at another time than they are");
+      state_.refuse("has a cell that is marked to update at another time than its instructions do");
   }
 
  protected:

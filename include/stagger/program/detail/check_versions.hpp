@@ -70,8 +70,8 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     auto const made = static_cast<std::uint32_t>(own.made);
     auto const per_update = static_cast<std::uint32_t>(per_update_);
     if (in.update() != made || ended != (made + 1) * per_update)
-      state_.refuse("makes update ", in.update(), " after ", own.made, " of them and ", ended,
-                    " microbatches");
+      state_.refuse("makes update ", in.update(), ", but ", counted(own.made, "update"), " and ",
+                    counted(ended, "microbatch"), " came before");
     Held const from = slot_of(in, in.version);
     Held const seen = per_push_ != 0 ? own.wanted[made] : Held{.updates = own.made};
     if (from.updates != seen.updates || from.rounds != seen.rounds)
@@ -87,8 +87,8 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     Weights& own = exchanged(in);
     int const last = std::min((own.pushes + 1) * per_push_, state_.program.updates);
     if (static_cast<int>(in.round()) != own.pushes || own.made != last)
-      state_.refuse("makes push ", in.round(), " after ", own.pushes, " of them and ", own.made,
-                    " changes");
+      state_.refuse("makes push ", in.round(), ", but ", counted(own.pushes, "push"), " and ",
+                    counted(own.made, "change"), " came before");
     ++own.pushes;
   }
 
@@ -112,14 +112,15 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     int const rounds = static_cast<int>(in.rounds());
     int const pushes = rounds + in.waves();
     if (pushes > own.pushes)
-      state_.refuse("wants own push ", pushes - 1, " after ", own.pushes, " of them");
+      state_.refuse("needs its own push ", pushes - 1, ", but has made only ",
+                    counted(own.pushes, "push"));
     require_awaited(in);
     to = {.updates = std::min(pushes * per_push_, state_.program.updates), .rounds = rounds};
   }
 
   [[gnu::cold]] void require_last(std::size_t c) const override {
     if (state_.program.cells[c].alone != (state_.program.flushes && alone(c)))
-      state_.refuse("says of its weights that they are updated at another time than they are");
+      state_.refuse("has a cell that is marked to update at another time than its instructions do");
     bool const exchanges = state_.program.training && state_.program.exchanges() &&
                            is_first_holder(state_.program.cells, c);
     if (!exchanged_.empty() && (exchanges ? exchanged_[c] != pulled : exchanged_[c] >= pushed))
@@ -132,7 +133,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     if (per_push_ != 0 && own.pushes * per_push_ < own.made)
       state_.refuse("pushes ", own.pushes, " times, which is not all of its changes");
     if (own.slots[0].updates != own.made || (per_push_ != 0 && own.slots[0].rounds != own.pushes))
-      state_.refuse("leaves its weights in a slot that does not last");
+      state_.refuse("ends with the newest weights of a cell in another slot than slot 0");
   }
 
  private:

@@ -44,7 +44,7 @@ inline void require_times(schedule::Timeline const& timeline) {
   for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
     for (schedule::Span const& span : timeline.rows[r]) {
       bool const sane = std::fabs(span.start_s) <= 4e9 && std::fabs(span.end_s) <= 4e9;
-      if (!sane || span.start_s > span.end_s)  // not sane: NaN, too
+      if (!sane || span.start_s > span.end_s)  // `sane` is false for NaN, too
         raise(Errc::bad_data, "action ", schedule::to_string(span.action), " of rank ", r,
               " runs from ", format_shortest(span.start_s), " s to ", format_shortest(span.end_s),
               " s; give finite times, in seconds, and no end before its start");

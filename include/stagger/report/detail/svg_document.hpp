@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What all SVG pictures share: the document and its colours, lines of text, and the marks
-///         of an axis.
+/// @file   The common parts of all SVG pictures: the document and its colours, lines of text, and
+///         the marks of an axis.
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@ inline constexpr Scheme dark_scheme{"#11161f", "#1e2530", "#37404e", "#e8ecf2", 
               "}.weak{fill:", scheme.weak, "}");
 }
 
-/// The rules of a picture whose own rules are `css`, in a theme.
+/// The style sheet of a picture in a theme: the common rules, and its own rules `css`.
 [[nodiscard]] inline std::string themed(SvgTheme theme, std::string const& css) {
   std::string out = scheme_rules(theme == SvgTheme::dark ? dark_scheme : light_scheme) + css;
   if (theme == SvgTheme::automatic)

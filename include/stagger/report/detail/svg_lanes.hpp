@@ -17,8 +17,8 @@
 
 namespace stagger::report::detail {
 
-/// Draws strokes of one class. A stroke is as wide as its lane is high, in tenths of a pixel:
-/// `h74m10 0`.
+/// Draws strokes of one class as one path, such as `h74m10 0`, in tenths of a pixel. The width of a
+/// stroke is its block's height.
 inline void draw_strokes(std::string& out, std::string const& name, int y,
                          std::vector<SvgMark> const& marks) {
   if (marks.empty()) return;
@@ -32,8 +32,9 @@ inline void draw_strokes(std::string& out, std::string const& name, int y,
   out += "\"/>";
 }
 
-/// Draws what travels as thin lines: along the bottom of the lane, pulls along its top.
-/// @param marks_of  of an index in action_styles
+/// Draws messages, pushes and pulls as thin lines: pulls along the top of the lane, the others
+/// along its bottom.
+/// @param marks_of  gives the marks of an index in action_styles
 template <class MarksOf>
 void draw_messages(std::string& out, SvgLayout const& layout, MarksOf const& marks_of) {
   if (!layout.options.messages) return;
@@ -152,8 +153,8 @@ class SvgShares {
     return std::min(static_cast<long long>(column) * column_, width_);
   }
 
-  /// How much a column may differ from those before it without ending their area: blocks that a
-  /// column begins or ends in.
+  /// How much the shares of a column may differ from those before it without ending their area.
+  /// They differ slightly where a column begins or ends inside a block.
   static constexpr float tolerance = 0.125F;
 
   [[nodiscard]] bool alike(std::vector<float> const& mean, std::size_t column) const {

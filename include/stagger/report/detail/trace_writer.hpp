@@ -173,7 +173,7 @@ class TraceWriter {
       if (block.half == Half::second) {  // inside the first half, from its second nanosecond on
         slice.start_ns = slices_.back().start_ns + 1;
         slice.end_ns = slices_.back().end_ns;
-      } else {  // clocks tie and tick: an action never starts before the one before it ended
+      } else {  // despite coarse clocks, no action starts before the last one ended
         slice.start_ns = std::max(slice.start_ns, track.end_ns);
         slice.end_ns = std::max(slice.end_ns, slice.start_ns + (block.half == Half::first ? 2 : 1));
         track.end_ns = slice.end_ns;
@@ -280,7 +280,7 @@ class TraceWriter {
           std::lower_bound(producers.begin(), producers.end(), std::pair{wanted, std::size_t{0}});
       if (found == producers.end() || found->first != wanted) continue;
       Slice const& from = slices_[found->second];
-      // an arrow cannot point back in time, as it would where clock ticks are coarser than actions
+      // An arrow cannot point back in time, as it would if clocks are coarser than actions.
       if (from.row == to.row || from.anchor_ns > to.anchor_ns) continue;
       char const* const name = forward ? "activation" : "gradient";
       events_.arrow(false, tracks_[from.row].tid, from.anchor_ns, ++flow_id_, name);

@@ -95,11 +95,11 @@ struct CarriedLayer {
     if (!std::exchange(asks_, true)) behind_ = pushes;
     rounds_ = rounds;
   }
-  /// What the answer contains that arrived last.
+  /// The pushes that are contained in the answer that arrived last.
   [[nodiscard]] stagger::detail::VersionTag tag(int worker) const noexcept {
     return {{contained.data(), contained.size()}, worker};
   }
-  /// It will ask for the last weights instead.
+  /// Drops a request that has not left yet, since the last weights are requested instead.
   void cancel() noexcept { asks_ = false; }
   /// @return whether a request leaves now, for rounds()
   [[nodiscard]] bool request() noexcept {

@@ -83,8 +83,8 @@ enum class Tuning : std::uint8_t {
 };
 
 /// The bytes whose exchange the computation of a step hides, times 1 - loss / first loss, so that
-/// more is late as training proceeds; at most 0.8 of the model. A first loss that is not positive
-/// and finite measures nothing: then nothing is ever late. Nor is it after a later one that is not
+/// more is late as training proceeds; at most 0.8 of the model. If the first loss is not positive
+/// and finite, nothing is ever late; nor is anything late after a step or epoch whose loss is not
 /// finite.
 struct LossTuned {
   double rate = 0;           ///< of the server's link, bytes/s, > 0

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the weights of a worker's minibatches contain of the pushes of other workers, and
-///         what they lacked.
+/// @file   The pushes that the weights of a worker's minibatches contain and lack.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,7 +14,7 @@
 
 namespace stagger::detail {
 
-/// Notes what weights of a layer contain that a worker has taken.
+/// Records which pushes are contained in weights of a layer that a worker has taken.
 /// @param rounds     that it had asked for
 /// @param contained  [workers] what those of other layers contain, at least
 /// @throws Error     bad_data for fewer pushes of a worker
@@ -31,7 +30,7 @@ inline void note_contained(std::size_t layer, VersionTag const& tag, std::uint32
   }
 }
 
-/// Of one minibatch or microbatch, what its weights lacked most.
+/// The largest number of pushes of one worker that the weights of a minibatch or microbatch lacked.
 struct MostLacked {
   int pushes = 0;
   int worker = -1;  ///< whose pushes; -1 if none are lacking

@@ -16,7 +16,7 @@
 
 namespace stagger::schedule::detail {
 
-/// What the authors try both ways; the best of the eight counts.
+/// Three switches of the authors' generator. All eight combinations are tried; the best is used.
 struct RoundRule {
   bool wait_for_first = false;   ///< no forward that would still run when the first gradient comes
   bool gradients_first = false;  ///< no forward where the next rank has two and will be late

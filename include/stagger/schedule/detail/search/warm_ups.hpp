@@ -146,7 +146,7 @@ class WarmUps {
     for (int depth = std::min({most_units_, P_ - 1, N_ - 1}); depth >= 1; --depth) {
       Counts counts(P_);
       for (int r = 0; r < P_; ++r) counts[r] = std::min(depth, P_ - r);
-      // If it cannot be better, nor can anything shallower.
+      // If this depth cannot win, no smaller depth can.
       if (at_least(low, counts, best_s) >= best_s * (1 - 1e-12)) return;
       auto const found = OneFOneB{.in_flight = depth}.warm_up_counts({P_, N_});
       std::copy(found.begin(), found.end(), counts.begin());

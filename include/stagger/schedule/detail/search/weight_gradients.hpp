@@ -35,9 +35,9 @@ namespace stagger::schedule::detail {
   return out;
 }
 
-/// Keeps a table's order of F and I and lays its weight gradients anew: each where its rank would
-/// idle for at least `part` of it, or where room for a forward is needed; what is left over at the
-/// end.
+/// Keeps a table's order of F and I, and places its weight gradients again: each where its rank
+/// would otherwise idle for at least `part` of its duration, or where a forward needs room; the
+/// rest at the end.
 /// @param table  split backwards, no pairs, accepted by `verify`
 /// @return an empty table where the limits cannot be kept in this order
 [[nodiscard]] inline Table refill(Table const& table, Times const& times, Limits const& limits,
