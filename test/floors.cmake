@@ -1,34 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -DROOT=<checkout> -P floors.cmake
 #
-# The rules of the house that a compiler does not check:
-#   1. An include never goes up a floor; folders of one floor never include each other in a circle, nor do files.
-#   2. Two policy folders never include each other; schedule lies below the other four.
+# The include rules, and others of CONTRIBUTING.md that a compiler does not check:
+#   1. A header includes none of a higher level; folders of one level form no include cycle, nor do files.
+#   2. Two policy folders never include each other; schedule is below the other four.
 #   3. A third-party header is included only by the component that is looked up with it.
 #   4. No header of stagger::stagger includes a header that costs every user compile time, and none that stagger.hpp
 #      includes has all of <algorithm> or <chrono>.
 #   5. Each source file has an SPDX line; no header is longer than 500 lines.
 #   6. Each header includes core/requirements.hpp, by itself or through another; one that includes <coroutine>, which
 #      is an error without -std=c++20, does so first.
-#   7. What lies in a folder's detail/ is included by that folder alone; of the umbrellas, by separate.hpp; and nccl is
-#      built on cuda's. Examples and benchmarks include no such header.
+#   7. Headers in a folder's detail/ are included by that folder alone, except that separate.hpp may include all and nccl
+#      those of cuda. Examples and benchmarks include no such header.
 #   8. The longest chain of includes has at most ${deepest} headers.
 #   9. A friend is defined in the header that names it.
 #   10. engine, program, train and the detail/ of each have at most 20 headers and 4000 lines.
 #   11. No class is longer than 250 lines, from its first line to its closing };
-#   12. static_cast<std::size_t> stands in the headers at most ${most_casts} times: an index has the type of what it indexes.
+#   12. static_cast<std::size_t> occurs in the headers at most ${most_casts} times: an index has the type of what it indexes.
 #   13. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
 
 cmake_minimum_required(VERSION 3.25)
 
-set(floor_0 core)
-set(floor_1 model cluster schedule parameters)
-set(floor_2 staleness partition placement collective)
-set(floor_3 plan)
-set(floor_4 program)
-set(floor_5 engine)
-set(floor_6 sim host cuda nccl mpi)
-set(floor_7 train report json)
+set(level_0 core)
+set(level_1 model cluster schedule parameters)
+set(level_2 staleness partition placement collective)
+set(level_3 plan)
+set(level_4 program)
+set(level_5 engine)
+set(level_6 sim host cuda nccl mpi)
+set(level_7 train report json)
 set(top 8)
 set(policies schedule staleness partition placement collective)
 set(deepest 12)
@@ -37,7 +37,7 @@ set(most 20)
 set(most_lines 4000)
 set(longest 250)
 set(most_casts 150)
-set(dear iostream functional ranges format regex)
+set(expensive iostream functional ranges format regex)
 set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/|^bits/(chrono|stl_algo)\\.h$")  # of the C library and libstdc++; no package brings them
 
 cmake_path(ABSOLUTE_PATH ROOT)
@@ -48,9 +48,9 @@ macro(fault text)
 endmacro()
 
 set(folders "")
-foreach(floor RANGE 0 7)
-  foreach(folder IN LISTS floor_${floor})
-    set(floor_of_${folder} ${floor})
+foreach(level RANGE 0 7)
+  foreach(folder IN LISTS level_${level})
+    set(level_of_${folder} ${level})
     list(APPEND folders ${folder})
   endforeach()
 endforeach()
@@ -74,15 +74,15 @@ foreach(header IN LISTS headers)
   string(REGEX MATCH "^[^/]+/" folder ${header})
   string(REPLACE "/" "" folder "${folder}")
   if(folder STREQUAL "")
-    set(floor ${top})  # umbrellas, above everything
+    set(level ${top})  # umbrellas, above everything
     if(header STREQUAL "version.hpp")
-      set(floor -1)
+      set(level -1)
     endif()
   elseif(NOT folder IN_LIST folders)
-    fault("${header}: the folder ${folder} stands on no floor; give it one in test/floors.cmake")
+    fault("${header}: the folder ${folder} has no level; give it one in test/floors.cmake")
     continue()
   else()
-    set(floor ${floor_of_${folder}})
+    set(level ${level_of_${folder}})
   endif()
 
   file(STRINGS ${path} lines REGEX "^[ \t]*#[ \t]*include")
@@ -106,20 +106,20 @@ foreach(header IN LISTS headers)
       if(NOT other IN_LIST folders OR other STREQUAL folder)
         continue()  # an unknown folder is reported for its own headers
       endif()
-      if(floor_of_${other} GREATER floor)
-        fault("${header} includes <${included}>: ${other} lies above ${folder}")
+      if(level_of_${other} GREATER level)
+        fault("${header} includes <${included}>: ${other} is above ${folder}")
       elseif(folder IN_LIST policies AND other IN_LIST policies AND NOT other STREQUAL "schedule")
         fault("${header} includes <${included}>: policy folders do not include each other")
-      elseif(floor_of_${other} EQUAL floor)
+      elseif(level_of_${other} EQUAL level)
         list(APPEND beside_${folder} ${other})
       endif()
     elseif(included MATCHES "^stagger/")
-      if(NOT floor EQUAL ${top} AND NOT included STREQUAL "stagger/version.hpp")
-        fault("${header} includes <${included}>: an umbrella lies above everything")
+      if(NOT level EQUAL ${top} AND NOT included STREQUAL "stagger/version.hpp")
+        fault("${header} includes <${included}>: an umbrella is above everything")
       endif()
     elseif(included MATCHES "^(algorithm|chrono)$" AND NOT header STREQUAL "core/${included}.hpp")
       list(APPEND with_${included} ${header})
-    elseif(included IN_LIST dear)
+    elseif(included IN_LIST expensive)
       if(component STREQUAL "stagger")
         fault("${header} includes <${included}>, which costs every user compile time")
       endif()
@@ -137,7 +137,7 @@ foreach(header IN LISTS headers)
   endforeach()
 
   if(NOT lines MATCHES "<stagger/" AND NOT header MATCHES "^(version|core/requirements)\\.hpp$")
-    fault("${header} includes nothing of ours: include <stagger/core/requirements.hpp> first")
+    fault("${header} includes no header of stagger: include <stagger/core/requirements.hpp> first")
   elseif(lines MATCHES "<coroutine>" AND NOT lines MATCHES "^#include <stagger/core/requirements\\.hpp>")
     fault("${header} includes <coroutine>: include <stagger/core/requirements.hpp> before it, as the first of all")
   endif()
@@ -198,7 +198,7 @@ foreach(name algorithm chrono)
   endforeach()
 endforeach()
 
-# The folders of its own floor that each folder includes, directly or through others.
+# The folders of its own level that each folder includes, directly or through others.
 foreach(folder IN LISTS folders)
   set(reached ${beside_${folder}})
   list(LENGTH reached before)
@@ -213,11 +213,11 @@ foreach(folder IN LISTS folders)
   endwhile()
   if(folder IN_LIST reached)
     list(JOIN reached ", " reached)
-    fault("${folder} includes itself through folders of its own floor (it reaches ${reached})")
+    fault("${folder} includes itself through folders of its own level (it reaches ${reached})")
   endif()
 endforeach()
 
-# How many headers the longest chain has that ends in each: found again and again, from what it includes, until nothing rises.
+# How many headers the longest chain has that ends in each: computed from what it includes, until nothing rises.
 foreach(header IN LISTS headers)
   set(height_${header} 1)
 endforeach()
@@ -227,13 +227,13 @@ while(rises)
   set(rises FALSE)
   math(EXPR rounds "${rounds} + 1")
   if(rounds GREATER 60)
-    set(circle "")
+    set(cycle "")
     foreach(header IN LISTS headers)
       if(height_${header} GREATER 55)
-        list(APPEND circle ${header})
+        list(APPEND cycle ${header})
       endif()
     endforeach()
-    fault("these headers include each other in a circle, or include one that does: ${circle}")
+    fault("these headers include each other in a cycle, or include one that does: ${cycle}")
     break()
   endif()
   foreach(header IN LISTS headers)
@@ -306,7 +306,7 @@ if(count GREATER most_casts)
 endif()
 
 if(faults)
-  message(FATAL_ERROR "rules of the house (CONTRIBUTING.md) are broken:\n${faults}")
+  message(FATAL_ERROR "rules are broken (CONTRIBUTING.md, 'Folders'; the head of test/floors.cmake lists them all):\n${faults}")
 endif()
 list(LENGTH headers count)
-message(STATUS "${count} headers keep the rules of the house")
+message(STATUS "${count} headers keep the rules")

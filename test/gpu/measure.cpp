@@ -120,7 +120,7 @@ class ByHand {
   void issue() {
     for (auto const& call : calls_) {
       auto const stream = streams_[call.stream].get();
-      switch (call.what) {
+      switch (call.kind) {
         case Call::wait:
           cudaStreamWaitEvent(stream, events_[call.event].get(), 0);
           break;
@@ -151,7 +151,7 @@ class ByHand {
 
  private:
   struct Call {
-    enum What { wait, kernel, record } what;
+    enum Kind { wait, kernel, record } kind;
     std::size_t stream;
     std::size_t event;
   };

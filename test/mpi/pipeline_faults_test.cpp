@@ -207,14 +207,6 @@ struct Unwrap {
 };
 static_assert(!sg::Portable<Opaque>::exists);
 
-struct Pair {
-  sg::Tensor<float> values;
-  std::vector<int> mask;
-  auto fields() { return std::tie(values, mask); }
-  auto fields() const { return std::tie(values, mask); }
-};
-static_assert(sg::Portable<Pair>::exists && sg::Portable<std::vector<Pair>>::exists);
-
 }  // namespace
 
 TEST_CASE("mpi/Processes: a value that cannot travel is refused before the first step", "[mpi]") {
@@ -274,22 +266,4 @@ TEST_CASE("mpi/Processes: counts of measured steps that differ are found when th
                                 ? "AllReduce::measured_steps: rank 0 has '5'"
                                 : "AllReduce::renew_every: rank 0 has '0'") != std::string::npos);
   }
-}
-
-TEST_CASE("core/Portable: what is written is read back, and less of it is an error") {
-  Pair pair;
-  pair.values.resize({2, 3});
-  pair.values.fill(1.5F);
-  pair.mask = {4, 5};
-  sg::ByteWriter out;
-  sg::Portable<Pair>::write(out, pair);
-  Pair back;
-  sg::ByteReader in(out.data(), out.size());
-  sg::Portable<Pair>::read(in, back);
-  REQUIRE(in.left() == 0);
-  REQUIRE(back.values.extents() == pair.values.extents());
-  REQUIRE(std::vector(back.values.begin(), back.values.end()) == std::vector(6, 1.5F));
-  REQUIRE(back.mask == pair.mask);
-  sg::ByteReader cut(out.data(), out.size() - 1);
-  REQUIRE_THROWS_AS(sg::Portable<Pair>::read(cut, back), sg::Error);
 }

@@ -2,8 +2,9 @@
 # --compare runs every model, ranks them by when they reach the target, and draws them; a model that does not train is left
 # out and named.
 include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/models_of.cmake)
 
-set(models bsp asp ssp r2sp wsp osp local-sgd)
+models_of_program(models)
 set(tiny --batch 2 --steps 6 --in-flight 2)
 foreach(time 1 2)
   run(--compare ${tiny} --target 2.45 --chart ${time}.svg --csv ${time}.csv)

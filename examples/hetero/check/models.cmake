@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every staleness model trains both networks on both devices. In virtual time all output has the same bytes every time.
 include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/models_of.cmake)
 
 # runs(<pattern> ARGS...): exit code 0, and standard output matches the pattern.
 macro(runs pattern)
@@ -9,9 +10,10 @@ macro(runs pattern)
   expect(output "${pattern}")
 endmacro()
 
+models_of_program(models)
 set(tiny --batch 2 --steps 4 --in-flight 2)
 foreach(model vgg gpt)
-  foreach(sync bsp asp ssp r2sp wsp osp local-sgd)
+  foreach(sync IN LISTS models)
     set(clock 4)
     if(sync STREQUAL "local-sgd")
       set(clock 1)  # a mean behind four steps

@@ -2,13 +2,15 @@
 # Workers as processes of DEVICE, tcp or mpi, print and write what workers on threads do, with the same bits where those do
 # not depend on times. One that fails or is killed ends all, and so does the end of the program.
 include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/models_of.cmake)
 
+models_of_program(models)
 set(tiny --workers 2 --stages 2 --batch 2 --steps 4 --in-flight 2)
 
 foreach(model vgg gpt)
   run(--device ${DEVICE} --model ${model} --compare ${tiny})
   expect_result(0)
-  foreach(sync bsp asp ssp r2sp wsp osp local-sgd)
+  foreach(sync IN LISTS models)
     expect(output "\n${sync} +[0-9.]+ +[0-9.]+ % +[0-9.]+ % .* [0-9.]+\n")
   endforeach()
 endforeach()

@@ -3,6 +3,9 @@
 /// @file   Ranges for NVIDIA's profilers (Nsight Systems), through the toolkit's header-only
 /// NVTX 3.
 
+#if !__has_include(<nvtx3/nvToolsExt.h>)
+#error "stagger/cuda/nvtx.hpp needs NVTX 3: link stagger::cuda, or add the toolkit's include folder"
+#endif
 #include <nvtx3/nvToolsExt.h>
 
 #include <stagger/cuda/ranges.hpp>

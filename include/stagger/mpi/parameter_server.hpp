@@ -4,8 +4,6 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -5,8 +5,6 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <coroutine>
 #include <cstddef>

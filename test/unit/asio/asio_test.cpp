@@ -89,8 +89,8 @@ void wait_in_stage() {
 
 }  // namespace
 
-TEST_CASE("host/async_run: a loop in an Asio coroutine trains as one in ordinary code does",
-          "[host]") {
+TEST_CASE("asio/async_run: a loop in an Asio coroutine trains as one in ordinary code does",
+          "[asio]") {
   auto expected = make();
   double loss = 0;
   for (int i = 0; i < 30; ++i) loss = sg::run(expected.step(batch)).loss;
@@ -104,7 +104,7 @@ TEST_CASE("host/async_run: a loop in an Asio coroutine trains as one in ordinary
   CHECK(train.parameters()[1].values<float>()[0] == expected.parameters()[1].values<float>()[0]);
 }
 
-TEST_CASE("host/async_run: two pipelines share a thread pool", "[host]") {
+TEST_CASE("asio/async_run: two pipelines share a thread pool", "[asio]") {
   auto a = make();
   auto b = make(nullptr, 1);
   asio::thread_pool pool(2);
@@ -114,7 +114,7 @@ TEST_CASE("host/async_run: two pipelines share a thread pool", "[host]") {
   CHECK(first.get() == second.get());
 }
 
-TEST_CASE("host/async_run: an exception of a stage arrives at the awaiting coroutine", "[host]") {
+TEST_CASE("asio/async_run: an exception of a stage arrives at the awaiting coroutine", "[asio]") {
   auto train = make([] { throw std::runtime_error("no electricity"); });
   asio::io_context context;
   auto future = asio::co_spawn(context, fit(train, 1), asio::use_future);
@@ -123,7 +123,7 @@ TEST_CASE("host/async_run: an exception of a stage arrives at the awaiting corou
   CHECK(train.steps() == 0);
 }
 
-TEST_CASE("host/async_run: a cancellation slot ends the step and leaves the parameters", "[host]") {
+TEST_CASE("asio/async_run: a cancellation slot ends the step and leaves the parameters", "[asio]") {
   entered = leave = false;
   auto train = make(wait_in_stage);
   float const before = train.parameters()[0].values<float>()[0];
@@ -149,8 +149,8 @@ TEST_CASE("host/async_run: a cancellation slot ends the step and leaves the para
   CHECK(train.parameters()[0].values<float>()[0] == before);
 }
 
-TEST_CASE("host/async_run: the slot is free and the handler called in one function of the executor",
-          "[host]") {
+TEST_CASE("asio/async_run: the slot is free and the handler called in one function of the executor",
+          "[asio]") {
   // Of two functions, an executor with several threads could run the second first.
   auto train = make();
   asio::io_context context;
@@ -168,8 +168,8 @@ TEST_CASE("host/async_run: the slot is free and the handler called in one functi
   CHECK(train.steps() == 1);
 }
 
-TEST_CASE("host/async_run: a loop on a pool of threads hands its slot from step to step",
-          "[host]") {
+TEST_CASE("asio/async_run: a loop on a pool of threads hands its slot from step to step",
+          "[asio]") {
   // The thread sanitizer is the judge.
   auto train = make(nullptr, 1);
   for (int turn = 0; turn < 10; ++turn) {
@@ -182,8 +182,8 @@ TEST_CASE("host/async_run: a loop on a pool of threads hands its slot from step 
   CHECK(train.steps() == 200);
 }
 
-TEST_CASE("host/StopOn: a signal stops the training loop between two steps or within one",
-          "[host]") {
+TEST_CASE("asio/StopOn: a signal stops the training loop between two steps or within one",
+          "[asio]") {
   auto train = make();
   asio::io_context context;
   sg::host::StopOn stop(context.get_executor(), {SIGUSR1});
@@ -199,7 +199,7 @@ TEST_CASE("host/StopOn: a signal stops the training loop between two steps or wi
   CHECK(train.steps() == 0);
 }
 
-TEST_CASE("host/StopOn: a timer stops a step that does not end", "[host]") {
+TEST_CASE("asio/StopOn: a timer stops a step that does not end", "[asio]") {
   entered = leave = false;
   auto train = make(wait_in_stage);
   asio::io_context context;

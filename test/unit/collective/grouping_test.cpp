@@ -133,8 +133,9 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("collective/grouping: a free start-up asks for layers, a dear one for one message (J4)",
-          "[collective]") {
+TEST_CASE(
+    "collective/grouping: a free start-up asks for layers, an expensive one for one message (J4)",
+    "[collective]") {
   std::mt19937 random(3);
   for (int trial = 0; trial < 500; ++trial) {
     auto const layers = random_layers(random, 40);

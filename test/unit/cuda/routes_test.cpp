@@ -20,84 +20,89 @@ using sg::cuda::detail::Routes;
 namespace {
 
 /// What one place does, in its order: an instruction of a rank, or one end of a message.
-struct Deed {
-  enum class Kind : std::uint8_t { act, give, take } kind = Kind::act;
+struct Operation {
+  enum class Kind : std::uint8_t { instruction, send, receive } kind = Kind::instruction;
   std::size_t rank = 0;
   std::size_t index = 0;
   std::uint32_t signal = 0;  // of a message, and its channel
   std::pair<int, int> channel;
 };
 
-/// Carries out the deeds of all places. Every place does one after the other, and holds at a
+/// Carries out the operations of all places. Every place does one after the other, and holds at a
 /// message until the other end has come to it.
 struct Player {
   sg::Program const& program;
   Routes const& routes;
   std::vector<int> const& place;
-  std::vector<std::vector<Deed>> deeds;
+  std::vector<std::vector<Operation>> operations;
   std::string fault;
 
   explicit Player(sg::Program const& p, Routes const& r, std::vector<int> const& places)
       : program(p), routes(r), place(places) {
-    deeds.resize(static_cast<std::size_t>(*std::max_element(place.begin(), place.end())) + 1);
+    operations.resize(static_cast<std::size_t>(*std::max_element(place.begin(), place.end())) + 1);
     for (auto const& issue : routes.order) {
       auto const& in = program.ranks[issue.rank].code[issue.index];
-      at(issue.rank).push_back({Deed::Kind::act, issue.rank, issue.index, 0, {}});
+      at(issue.rank).push_back({Operation::Kind::instruction, issue.rank, issue.index, 0, {}});
       for (unsigned g = 0; g < in.signal_count; ++g) {
         auto const number = routes.route_of[in.signal[g]];
         if (number == Routes::none) continue;
         auto const& route = routes.all[number];
         auto const channel = routes.channels[route.channel];
         at(route.sender)
-            .push_back({Deed::Kind::give, route.sender, issue.index, in.signal[g], channel});
+            .push_back({Operation::Kind::send, route.sender, issue.index, in.signal[g], channel});
         at(route.receiver)
-            .push_back({Deed::Kind::take, route.receiver, issue.index, in.signal[g], channel});
+            .push_back(
+                {Operation::Kind::receive, route.receiver, issue.index, in.signal[g], channel});
       }
     }
   }
-  std::vector<Deed>& at(std::size_t rank) { return deeds[static_cast<std::size_t>(place[rank])]; }
+  std::vector<Operation>& at(std::size_t rank) {
+    return operations[static_cast<std::size_t>(place[rank])];
+  }
 
   /// @return whether all places came to their end
   bool play() {
-    std::vector<std::size_t> next(deeds.size());
+    std::vector<std::size_t> next(operations.size());
     std::vector<std::uint32_t> given(program.signals.size());
     std::vector<std::size_t> wait(program.ranks.size());
     for (bool moved = true; moved;) {
       moved = false;
-      for (std::size_t p = 0; p < deeds.size(); ++p) {
-        if (next[p] == deeds[p].size()) continue;
-        Deed const& deed = deeds[p][next[p]];
-        if (deed.kind == Deed::Kind::act) {
-          act(deed, given, wait);
+      for (std::size_t p = 0; p < operations.size(); ++p) {
+        if (next[p] == operations[p].size()) continue;
+        Operation const& operation = operations[p][next[p]];
+        if (operation.kind == Operation::Kind::instruction) {
+          carry_out(operation, given, wait);
           ++next[p];
           moved = true;
           continue;
         }
-        if (deed.kind == Deed::Kind::take) continue;  // moved by its sender
-        auto const other = static_cast<std::size_t>(deed.channel.second);
-        if (next[other] == deeds[other].size()) continue;
-        Deed const& take = deeds[other][next[other]];
-        if (take.kind != Deed::Kind::take || take.channel != deed.channel) continue;
-        if (take.signal != deed.signal) fault += "a message meets another; ";
-        ++given[deed.signal];
+        if (operation.kind == Operation::Kind::receive) continue;  // moved by its sender
+        auto const other = static_cast<std::size_t>(operation.channel.second);
+        if (next[other] == operations[other].size()) continue;
+        Operation const& receive = operations[other][next[other]];
+        if (receive.kind != Operation::Kind::receive || receive.channel != operation.channel)
+          continue;
+        if (receive.signal != operation.signal) fault += "a message meets another; ";
+        ++given[operation.signal];
         ++next[p];
         ++next[other];
         moved = true;
       }
     }
-    for (std::size_t p = 0; p < deeds.size(); ++p)
-      if (next[p] != deeds[p].size()) return false;
+    for (std::size_t p = 0; p < operations.size(); ++p)
+      if (next[p] != operations[p].size()) return false;
     return true;
   }
 
-  void act(Deed const& deed, std::vector<std::uint32_t>& given, std::vector<std::size_t>& wait) {
-    auto const& rank = program.ranks[deed.rank];
-    auto const& in = rank.code[deed.index];
+  void carry_out(Operation const& operation, std::vector<std::uint32_t>& given,
+                 std::vector<std::size_t>& wait) {
+    auto const& rank = program.ranks[operation.rank];
+    auto const& in = rank.code[operation.index];
     for (unsigned n = 0; n < in.waits; ++n) {
-      auto const& w = rank.waits[wait[deed.rank]++];
+      auto const& w = rank.waits[wait[operation.rank]++];
       auto const& ends = program.signals[w.signal];
       bool const message = routes.route_of[w.signal] != Routes::none;
-      bool const here = place[static_cast<std::size_t>(ends.sender)] == place[deed.rank];
+      bool const here = place[static_cast<std::size_t>(ends.sender)] == place[operation.rank];
       if ((message || here) && given[w.signal] < w.count) fault += "an action comes too early; ";
     }
     for (unsigned g = 0; g < in.signal_count; ++g)

@@ -137,19 +137,22 @@ template <class T> void compare(int stages, bool capture, double tolerance) {
 
 }  // namespace
 
-TEST_CASE("gpt/cuda: layers of the GPU have the losses and gradients of the host's", "[gpt]") {
+TEST_CASE("gpt_cuda/model: layers of the GPU have the losses and gradients of the host's",
+          "[gpt_cuda]") {
   si::Session const session;
   compare<float>(1, false, 1e-5);
   compare<float>(3, true, 1e-5);
 }
 
-TEST_CASE("gpt/cuda: halves with masters in single precision stay near the host's", "[gpt]") {
+TEST_CASE("gpt_cuda/model: halves with masters in single precision stay near the host's",
+          "[gpt_cuda]") {
   si::Session const session;
   compare<__nv_bfloat16>(2, false, 1.5e-2);
 }
 
-TEST_CASE("gpt/cuda: a stream's scratch memory is of its GPU, also where its handle was another's",
-          "[gpt]") {
+TEST_CASE(
+    "gpt_cuda/model: a stream's scratch memory is of its GPU, also where its handle was another's",
+    "[gpt_cuda]") {
   si::Session const session;
   char place = 0;
   auto* const handle = reinterpret_cast<cudaStream_t>(&place);
@@ -163,7 +166,7 @@ TEST_CASE("gpt/cuda: a stream's scratch memory is of its GPU, also where its han
   CHECK(gpt::gpu::partial_sums(handle) == all[0]);
 }
 
-TEST_CASE("gpt/cuda: any cut, recorded or not, has the same bits", "[gpt]") {
+TEST_CASE("gpt_cuda/model: any cut, recorded or not, has the same bits", "[gpt_cuda]") {
   si::Session const session;
   std::vector<std::byte> expected;
   for (int const stages : {1, 2, 8}) {

@@ -205,14 +205,14 @@ TEST_CASE("nccl/rendezvous: an address that takes no connection costs a second, 
     static_cast<void>(::connect(
         queue.back().get(), reinterpret_cast<::sockaddr const*>(&hole.at.storage), hole.at.size));
   }
-  tcp::RendezvousInfo meeting;
-  meeting.size = 2;
-  meeting.ports = {hole.port()};
-  meeting.end = tcp::Deadline(60);
+  tcp::RendezvousInfo info;
+  info.size = 2;
+  info.ports = {hole.port()};
+  info.end = tcp::Deadline(60);
   std::array<std::byte, 4> sent{std::byte{7}, std::byte{8}};
   std::array<std::byte, 4> got{};
   bool can = true;
-  std::thread host([&] { can = on_ipv4([&] { tcp::Host(meeting, sent).serve(); }); });
+  std::thread host([&] { can = on_ipv4([&] { tcp::Host(info, sent).serve(); }); });
   tcp::Greeting greeting;
   greeting.rank = 1;
   greeting.process = 5;
@@ -220,8 +220,8 @@ TEST_CASE("nccl/rendezvous: an address that takes no connection costs a second, 
   auto const four = tcp::resolve("127.0.0.1", error).at(0);
   auto const start = std::chrono::steady_clock::now();
   auto verdict = tcp::Verdict::nobody;
-  while (verdict == tcp::Verdict::nobody && can && meeting.end.left_ms() != 0)
-    verdict = tcp::ask_all(meeting, {hole.at, four}, greeting, got);
+  while (verdict == tcp::Verdict::nobody && can && info.end.left_ms() != 0)
+    verdict = tcp::ask_all(info, {hole.at, four}, greeting, got);
   host.join();
   if (!can) {
     WARN("this system has no seccomp: skipped");

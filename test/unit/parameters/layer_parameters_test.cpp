@@ -52,7 +52,8 @@ constexpr optimizer::Sgd plain{.rate = 1, .momentum = 0, .weight_decay = 0};
 
 }  // namespace
 
-TEST_CASE("engine/LayerParameters: shows what a layer declares, each on a boundary", "[engine]") {
+TEST_CASE("parameters/LayerParameters: shows what a layer declares, each on a boundary",
+          "[parameters]") {
   LayerParameters parameters;
   made(parameters);
   CHECK(parameters.count() == 2);
@@ -72,8 +73,8 @@ TEST_CASE("engine/LayerParameters: shows what a layer declares, each on a bounda
   CHECK(states[1].state[1].empty());
 }
 
-TEST_CASE("engine/LayerParameters: adds up gradients, squares them, updates and begins anew",
-          "[engine]") {
+TEST_CASE("parameters/LayerParameters: adds up gradients, squares them, updates and begins anew",
+          "[parameters]") {
   LayerParameters parameters;
   made(parameters);
   detail::GradientCopy share;
@@ -98,7 +99,8 @@ TEST_CASE("engine/LayerParameters: adds up gradients, squares them, updates and 
   CHECK(gradient<float>(share.views(), 0)[0] == 0);
 }
 
-TEST_CASE("engine/LayerParameters: a part is added, squared and updated by itself", "[engine]") {
+TEST_CASE("parameters/LayerParameters: a part is added, squared and updated by itself",
+          "[parameters]") {
   LayerParameters parameters;
   made(parameters);
   detail::GradientCopy share;
@@ -123,7 +125,7 @@ TEST_CASE("engine/LayerParameters: a part is added, squared and updated by itsel
   CHECK(gradient<double>(parameters.views(), 1)[0] == 0);
 }
 
-TEST_CASE("engine/LayerParameters: memory can be exchanged, and views follow", "[engine]") {
+TEST_CASE("parameters/LayerParameters: memory can be exchanged, and views follow", "[parameters]") {
   LayerParameters parameters;
   made(parameters).reserve_versions(2);
   detail::ParameterBlock other;
@@ -150,7 +152,8 @@ TEST_CASE("engine/LayerParameters: memory can be exchanged, and views follow", "
   CHECK(parameters.stored().gradients.data() == first);
 }
 
-TEST_CASE("engine/LayerParameters: an update goes from one version to another", "[engine]") {
+TEST_CASE("parameters/LayerParameters: an update goes from one version to another",
+          "[parameters]") {
   LayerParameters parameters;
   made(parameters);
   parameters.reserve_versions(3);
@@ -169,7 +172,7 @@ TEST_CASE("engine/LayerParameters: an update goes from one version to another", 
   CHECK(values<float>(parameters, 0, 1) == std::vector<float>{1, 1, 3});
 }
 
-TEST_CASE("engine/LayerParameters: what a failed step has changed comes back", "[engine]") {
+TEST_CASE("parameters/LayerParameters: what a failed step has changed comes back", "[parameters]") {
   constexpr optimizer::Sgd heavy{.rate = 1, .momentum = 0.5, .weight_decay = 0};
   for (bool const part : {false, true}) {
     CAPTURE(part);
@@ -197,8 +200,8 @@ TEST_CASE("engine/LayerParameters: what a failed step has changed comes back", "
   }
 }
 
-TEST_CASE("engine/LayerParameters: where another process runs the layer, it takes no memory",
-          "[engine]") {
+TEST_CASE("parameters/LayerParameters: where another process runs the layer, it takes no memory",
+          "[parameters]") {
   LayerParameters parameters;
   made(parameters);
   CHECK_FALSE(parameters.hold());
@@ -215,9 +218,9 @@ TEST_CASE("engine/LayerParameters: where another process runs the layer, it take
 }
 
 TEMPLATE_TEST_CASE(
-    "engine/LayerParameters: sums and the search for what is not finite reach every "
+    "parameters/LayerParameters: sums and the search for what is not finite reach every "
     "element",
-    "[engine]", float, double) {
+    "[parameters]", float, double) {
   for (std::size_t const size : {1U, 255U, 256U, 257U, 700U}) {
     CAPTURE(size);
     std::vector<TestType> sum(size), more(size), less(size);

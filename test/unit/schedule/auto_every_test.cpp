@@ -239,7 +239,7 @@ TEST_CASE("schedule/Auto: two directions, never worse than any schedule on the s
 
 namespace {
 
-/// Six sets of costs: equal, with transfers, a dear backward, no weight gradients, and two uneven.
+/// Six sets of costs: equal, with transfers, an expensive backward, no weight gradients, and two uneven.
 Costs some_costs(int which, int stages) {
   if (which < 4) {
     Costs const alike[]{Costs::uniform(1, 1, 1), Costs::uniform(1, 1, 1, 0.25),

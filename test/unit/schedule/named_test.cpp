@@ -48,12 +48,12 @@ TEST_CASE("schedule/Named: options go to the policy that has them", "[schedule]"
   CHECK(Named{.name = "seq-1f1b", .slices = 3}.table({4, 8}) == Seq1F1B{3}.table({4, 8}));
   CHECK(Named{.name = "forward-only", .mapping = Mapping::zigzag}.table({4, 8, 2}) ==
         ForwardOnly{2, Mapping::zigzag}.table({4, 8, 2}));
-  Costs const dear = Costs::uniform(1, 2, 3, 0.5);
-  CHECK(Named{.name = "fifo", .costs = dear, .limits = {.in_flight = 3}}.table({4, 8}) ==
-        Fifo{.in_flight = 3, .costs = dear}.table({4, 8}));
+  Costs const expensive = Costs::uniform(1, 2, 3, 0.5);
+  CHECK(Named{.name = "fifo", .costs = expensive, .limits = {.in_flight = 3}}.table({4, 8}) ==
+        Fifo{.in_flight = 3, .costs = expensive}.table({4, 8}));
   Limits const memory{.memory = 3};
-  CHECK(Named{.name = "auto", .costs = dear, .limits = memory}.table({4, 8}) ==
-        Auto{dear, memory}.table({4, 8}));
+  CHECK(Named{.name = "auto", .costs = expensive, .limits = memory}.table({4, 8}) ==
+        Auto{expensive, memory}.table({4, 8}));
   CHECK(Named{.name = "looped-bfs"}.table({4, 8, 3}) == LoopedBfs{3}.table({4, 8, 3}));
   CHECK(Named{"seq-1f1b"}.facts().slices == 2);
   CHECK(Named{.name = "seq-1f1b", .slices = 5}.facts().slices == 5);

@@ -174,7 +174,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "staleness: streams follow one another, and an error brings back what was before its stream",
+    "staleness/streams: streams follow one another, and an error brings back what was before its "
+    "stream",
     "[staleness]") {
   auto const batch = data(6);
   auto train =
@@ -223,7 +224,8 @@ struct Seeds {
 }  // namespace
 
 TEST_CASE(
-    "staleness: steps and random numbers of a stream do not depend on how a run is cut into "
+    "staleness/streams: steps and random numbers of a stream do not depend on how a run is cut "
+    "into "
     "streams",
     "[staleness]") {
   auto const run_in = [](std::vector<int> const& lengths, auto schedule, auto model) {
@@ -253,7 +255,7 @@ TEST_CASE(
   REQUIRE(pairs[6].seed != pairs[7].seed);
 }
 
-TEST_CASE("staleness: what cannot be is refused in one sentence", "[staleness]") {
+TEST_CASE("staleness/streams: what cannot be is refused in one sentence", "[staleness]") {
   auto uneven =
       make(2, sg::schedule::PipeDream2BW{}, sg::staleness::DoubleBuffered{4}, sg::host::Threads{1});
   auto const nine = data(9);

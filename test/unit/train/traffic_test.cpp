@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/program/traffic.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 
@@ -17,6 +17,7 @@
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/partition/even.hpp>
+#include <stagger/program/traffic.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/interleaved.hpp>
@@ -26,7 +27,6 @@
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
-#include <stagger/train/pipeline.hpp>
 
 #include "engine/small_model.hpp"
 #include "plain_layers.hpp"
@@ -60,21 +60,6 @@ void require_nothing_else(sg::Traffic const& all, std::initializer_list<sg::Traf
 }
 
 }  // namespace
-
-TEST_CASE("program/Traffic: it adds up by rank and by kind, and a difference is what came between",
-          "[program]") {
-  sg::Traffic all(2);
-  all.add(0, activations, {1, 10});
-  sg::Traffic const before = all;
-  all.add(0, activations, {2, 7});
-  all.add(1, pulls, {3, 5});
-  REQUIRE(all.of(0, activations) == Count{3, 17});
-  REQUIRE(all.of(1, activations) == Count{});
-  REQUIRE(all.of(pulls) == Count{3, 5});
-  REQUIRE(all.total() == Count{6, 22});
-  REQUIRE((all - before).of(0, activations) == Count{2, 7});
-  REQUIRE((all - before).total() == Count{5, 12});
-}
 
 TEMPLATE_TEST_CASE("train/Trainer: traffic() has one message for each value between ranks",
                    "[train]", sg::host::Threads, sg::sim::VirtualClock) {

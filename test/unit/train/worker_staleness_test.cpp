@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/parameters/version_tag.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 
@@ -9,7 +9,6 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +16,7 @@
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
+#include <stagger/parameters/version_tag.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/sim/virtual_clock.hpp>
@@ -25,7 +25,6 @@
 #include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
-#include <stagger/train/pipeline.hpp>
 
 #include "forwarding_link.hpp"
 #include "plain_layers.hpp"
@@ -114,17 +113,6 @@ template <class Trainer> void train(std::vector<Trainer>& trainers, int count) {
 }
 
 }  // namespace
-
-TEST_CASE("parameters/VersionTag: of others it has the least", "[parameters]") {
-  using sg::detail::VersionTag;
-  std::uint32_t const pushes[] = {7, 3, sg::detail::all_rounds};
-  REQUIRE(VersionTag{pushes, 0}.own() == 7);
-  REQUIRE(VersionTag{pushes, 0}.others() == 3);
-  REQUIRE(VersionTag{pushes, 0}.rounds() == 3);
-  REQUIRE(VersionTag{pushes, 1}.others() == 7);
-  REQUIRE(VersionTag{pushes, 1}.rounds() == 3);
-  REQUIRE(VersionTag{std::span(pushes).first(1), 0}.others() == sg::detail::all_rounds);
-}
 
 TEST_CASE(
     "train/Trainer: in the order of workers, waves lack exactly what the model lets them lack",

@@ -3,8 +3,6 @@
 /// @file   Messages between processes, which arrive in the order in which they were sent and need
 ///         no matching call of the receiver.
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -3,8 +3,6 @@
 /// @file   The messages outside of steps between processes that share a pipeline, by calls that all
 ///         of them make in the same order, each with a deadline.
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>

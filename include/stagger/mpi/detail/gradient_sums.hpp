@@ -7,8 +7,6 @@
 ///         Synchronous SGD", INFOCOM 2019, section V: one worker measures and decides, the others
 ///         are told.
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
