@@ -398,7 +398,6 @@ template <class Device> class SessionOn final : public MachineSession {
       if constexpr (traits.starts_together) return machine_.exchange()->await_late_answers();
       auto const answers = machine_.exchange()->late_answers(*loaded_);
       if (answers == nullptr) return;
-      require_ends(*answers);
       load(answers);
       try {
         machine_.begin_step({});

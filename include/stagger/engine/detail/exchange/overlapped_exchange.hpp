@@ -21,6 +21,7 @@
 #include <stagger/engine/detail/exchange/server_exchange.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/program/check_program.hpp>
 #include <stagger/program/version_passes.hpp>
 
 namespace stagger::detail {
@@ -145,8 +146,12 @@ class OverlappedExchange final : public ServerExchange {
 
   [[nodiscard]] [[gnu::cold]] std::shared_ptr<Program const> late_answers(
       Program const& program) const override {
-    for (std::size_t l = 0; l < layers_.size(); ++l)
-      if (late(l, steps_ - 1) != 0) return std::make_shared<Program const>(only_answers(program));
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      if (late(l, steps_ - 1) == 0) continue;
+      auto answers = std::make_shared<Program const>(only_answers(program));
+      require_ends(*answers);
+      return answers;
+    }
     return nullptr;
   }
   [[gnu::cold]] void await_late_answers() override {
