@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/error.hpp>
@@ -33,8 +34,12 @@ struct Worker final : remote::MessageEnd {
     explicit Connector(Worker& worker) : of(worker) {}
     std::unique_ptr<remote::Transport> connect(remote::MessageEnd& end) override {
       struct Nowhere final : remote::Transport {
+        explicit Nowhere(remote::MessageEnd* told) : end(told) {}
         void wake() noexcept override {}
-        void close() noexcept override {}
+        void close() noexcept override {
+          if (end != nullptr) std::exchange(end, nullptr)->gone(reset_by_peer());
+        }
+        remote::MessageEnd* end;  // told when it is closed; null: nobody
       };
       int const number = ++of.connections;
       {
@@ -42,7 +47,7 @@ struct Worker final : remote::MessageEnd {
         static_cast<void>(of.session.join(7, true));
       }
       if (number == of.lost_at_once) end.gone(reset_by_peer());
-      return std::make_unique<Nowhere>();
+      return std::make_unique<Nowhere>(of.told_of_close ? &end : nullptr);
     }
     [[nodiscard]] double deadline_s() const override { return 60; }
     [[nodiscard]] std::string name() const override { return "the test"; }
@@ -54,11 +59,13 @@ struct Worker final : remote::MessageEnd {
   bool next(remote::Message&, std::span<std::byte const>&) override { return false; }
   void gone(std::exception_ptr why) noexcept override {
     auto const lock = session.lock();
-    if (!session.mend(why)) session.fail(why);
+    if (!streams || !session.mend(why)) session.fail(why);
   }
 
   std::atomic<int> connections{0};
   int lost_at_once = 0;  // of the connections
+  bool told_of_close = false;
+  bool streams = true;
   remote::ServerSession session{std::make_unique<Connector>(*this)};
 };
 
@@ -75,6 +82,26 @@ TEST_CASE("collective/ServerSession: a connection that is lost as soon as it sta
     CHECK(worker.session.wait_for(
         lock, 30, [&] { return worker.connections == 3 && worker.session.joined(); }));
     CHECK(worker.session.failure() == nullptr);
+  }
+  worker.session.leave();
+}
+
+TEST_CASE("collective/ServerSession: a connection that still ends does not end the next one",
+          "[collective]") {
+  Worker worker;
+  worker.told_of_close = true;
+  worker.streams = false;
+  worker.session.connect(worker, {.kind = remote::MessageKind::join}, 4);
+  {
+    auto const lock = worker.session.lock();
+    worker.session.fail(std::make_exception_ptr(sg::Error(sg::Errc::mismatch, "refused")));
+  }
+  worker.session.connect(worker, {.kind = remote::MessageKind::join}, 4);
+  CHECK(worker.connections == 2);
+  {
+    auto const lock = worker.session.lock();
+    CHECK(worker.session.failure() == nullptr);
+    CHECK(worker.session.joined());
   }
   worker.session.leave();
 }

@@ -54,6 +54,7 @@ class ServerSession {
     {
       Lock held = lock();
       while (busy_) connector_->wait(held, changed_, deadline_s());  // until the thread gives up
+      hang_up(held);  // whose end is not that of the next connection
       broken_ = mending_ = false;
       failure_ = nullptr;
       end_ = &end;
@@ -78,7 +79,8 @@ class ServerSession {
     leaving_ = true;
     notify(held);
     mender_ = nullptr;
-    hang_up();
+    held.lock();
+    hang_up(held);
   }
 
   /// Called when the connection is lost: makes another one, over which the state must be sent
@@ -191,25 +193,22 @@ class ServerSession {
 
  private:
   static constexpr std::size_t small_bytes = std::size_t{1} << 14U;
-
   /// Keeps trying until the server lets the worker in, or the deadline has passed.
   [[gnu::cold]] void connect() {
     double const begun_s = connector_->now_s();
     for (;;) {
-      hang_up();
-      unsigned before = 0;
-      {
-        Lock const held = lock();
-        before = joins_;
-        refusal_ = nullptr;
-        joined_ = false;
-        connecting_ = true;
-        queue_.reset(count_);
-        queue_.push(join_);
-      }
+      Lock held = lock();
+      hang_up(held);
+      unsigned const before = joins_;
+      refusal_ = nullptr;
+      joined_ = false;
+      connecting_ = true;
+      queue_.reset(count_);
+      queue_.push(join_);
+      held.unlock();
       try {
         std::shared_ptr<Transport> made = connector_->connect(*end_);
-        Lock held = lock();
+        held.lock();
         transport_ = std::move(made);
         transport_->wake();
         // It may be lost again before this thread has seen that the worker was let in.
@@ -222,9 +221,9 @@ class ServerSession {
               " has not let the worker join, and nothing has been sent for ", deadline_s(),
               " s; check whether it runs, or raise the deadline");
       } catch (...) {
-        hang_up();
         bool const late = connector_->now_s() - begun_s > deadline_s();
-        Lock held = lock();
+        if (!held.owns_lock()) held.lock();
+        hang_up(held);
         connecting_ = is_io(std::current_exception()) && !late && !leaving_ && !failure_;
         if (!connecting_) throw;
         connector_->wait(held, changed_, 0.05);
@@ -248,11 +247,12 @@ class ServerSession {
       changed_.notify_all();
     }
   }
-  void hang_up() noexcept {
-    Lock held = lock();
-    auto const last = std::exchange(transport_, nullptr);
-    held.unlock();
+  void hang_up(Lock& held) noexcept {
+    auto last = std::exchange(transport_, nullptr);
+    held.unlock();  // the transport may call the session until it has ended
     if (last != nullptr) last->close();
+    last = nullptr;
+    held.lock();
   }
   [[noreturn]] [[gnu::cold]] void disconnect(std::string const& reason) {
     mending_ = false;
