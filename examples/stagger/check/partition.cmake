@@ -82,7 +82,7 @@ refused("presets are dapple-a:SxN" partition --profile four.json --cluster dappl
 file(WRITE ${FOLDER}/bad.json "{\"nodes\": [\n{\"count\": 1, \"devices\": [{\"count\": 1, \"kind\": \"V\", \"memory_bytes\": -5, \"speed\": 1}]}]}")
 refused("bad.json, line 2: nodes.0..devices.0..memory_bytes is -5" partition --profile four.json --cluster bad.json --devices V)
 file(WRITE ${FOLDER}/circle.txt "node1 -- a -- ${meta}\nnode2 -- b -- ${meta}\n\tnode1 -- node2\n\tnode2 -- node1\n")
-refused("circle.txt, line 3, column 1: 'node1 -- node2' is an edge that runs in a circle" partition --profile circle.txt --cluster three.json --devices V)
+refused("circle.txt, line 3, column 1: 'node1 -- node2' is an edge of a cycle" partition --profile circle.txt --cluster three.json --devices V)
 string(REPLACE "\"forward_s\": 1, \"backward_s\": 2, \"activation_bytes\": 10, \"parameter_bytes\": 5}]" "\"forward_s\": 4000, \"backward_s\": 2, \"activation_bytes\": 10, \"parameter_bytes\": 5}]" hour "{\"name\": \"four\", \"batch\": 8, \"device\": \"V\", \"layers\": [\n${layers}]}")
 file(WRITE ${FOLDER}/hour.json "${hour}")
 run(partition --profile hour.json --cluster three.json --devices V,V --json)
