@@ -59,7 +59,8 @@ TEST_CASE("cluster/Cluster: what cannot be names device or link, field and value
   refused([](Cluster& c) { c.devices[2].speed = 0; }, "device 2 ('G') has speed = 0");
   refused([](Cluster& c) { c.devices[1].memory_bytes = 0; }, "device 1 ('V') has memory_bytes = 0");
   refused([](Cluster& c) { c.devices[3].node = 2; }, "device 3 ('G') has node = 2");
-  refused([](Cluster& c) { c.devices[1].node = 1, c.devices[2].node = 0; }, "stand in their order");
+  refused([](Cluster& c) { c.devices[1].node = 1, c.devices[2].node = 0; },
+          "list the devices node by node");
   refused([](Cluster& c) { c.inter.bytes_per_s = 0; }, "link between nodes has bytes_per_s = 0");
   refused([&](Cluster& c) { c.intra[1].alpha_s = nan; }, "link inside node 1 has alpha_s = ");
   refused([](Cluster& c) { c.inter.all_reduce_bytes_per_s[2] = -5; },

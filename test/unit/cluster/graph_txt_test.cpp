@@ -73,7 +73,8 @@ TEST_CASE("cluster/read_graph_txt: what cannot be put in one line is refused by 
   };
   refused(two + edge(1, 2) + edge(2, 1),
           "g.txt, line 3, column 1: 'node1 -- node2' is an edge of a cycle");
-  refused(two + edge(1, 2) + edge(2, 2), "line 4, column 1: 'node2 -- node2' is an edge that runs");
+  refused(two + edge(1, 2) + edge(2, 2),
+          "line 4, column 1: 'node2 -- node2' is an edge of a cycle");
   refused(two + node(3, "c") + edge(1, 2) + edge(1, 3),
           "g.txt, line 3, column 1: 'node3' ends a branch, and so does node2 of line 2");
   refused(two, "'node2' ends a branch");
