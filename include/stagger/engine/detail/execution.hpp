@@ -61,7 +61,7 @@ inline Places places(Slots const& slots, SlotType const& type) {
 
 struct Execution {
   explicit Execution(ModelState const& model) : storage(model.stages()) {
-    for (std::size_t s = 0; s < storage.size(); ++s) storage_of(model, s, 0);
+    for (int s = 0; std::cmp_less(s, storage.size()); ++s) storage_of(model, s, 0);
   }
 
   /// Makes the slots of a program and points every rank at them. Allocates only what earlier
@@ -178,8 +178,7 @@ struct Execution {
 
  private:
   /// The memory of an owner of a stage, made unless an earlier program needed it.
-  template <std::integral I>
-  [[gnu::cold]] CellStorage& storage_of(ModelState const& model, I stage, std::size_t owner) {
+  [[gnu::cold]] CellStorage& storage_of(ModelState const& model, int stage, std::size_t owner) {
     auto& owners = storage[stage];
     IndexRange const layers = model.layers_of(stage);
     while (owners.size() <= owner) {
