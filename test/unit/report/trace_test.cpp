@@ -390,7 +390,7 @@ TEST_CASE("report/trace: both slices of an overlapped pair say what their weight
   timeline.rows[0][0].action.overlaps_next = true;
   for (std::size_t half = 0; half < 2; ++half) {
     timeline.rows[0][half].lacked = static_cast<int>(half) + 1;
-    timeline.rows[0][half].lacked_of = static_cast<int>(half) + 3;
+    timeline.rows[0][half].lacked_of = static_cast<std::uint16_t>(half + 3);
   }
   json::Value const root = json::parse(report::perfetto(timeline));
   std::map<std::string, std::string> lacked;

@@ -19,13 +19,21 @@ inline constexpr double no_time = std::numeric_limits<double>::infinity();
 struct Fastest {
   constexpr Fastest(Costs const& costs, std::span<int const> devices)
       : least_s(at(costs.layers()), no_time), rates(devices.size(), 0) {
-    for (int l = 0; l < costs.layers(); ++l)
-      for (std::size_t d = 0; d < devices.size(); ++d)
-        least_s[at(l)] = std::min(least_s[at(l)], costs.compute_s(devices[d], l, l + 1));
-    for (int l = 0; l < costs.layers(); ++l)
-      for (std::size_t d = 0; d < devices.size(); ++d)
+    std::vector<std::size_t> alike;  // [devices] the first device with the same times
+    for (int const device : devices) {
+      std::size_t first = 0;
+      while (costs.place(devices[first]).times != costs.place(device).times) ++first;
+      alike.push_back(first);
+      if (first + 1 != alike.size()) continue;
+      for (int l = 0; l < costs.layers(); ++l)
+        least_s[at(l)] = std::min(least_s[at(l)], costs.compute_s(device, l, l + 1));
+    }
+    for (std::size_t d = 0; d < devices.size(); ++d) {
+      for (int l = 0; alike[d] == d && l < costs.layers(); ++l)
         if (double const own = costs.compute_s(devices[d], l, l + 1); own > 0)
           rates[d] = std::max(rates[d], least_s[at(l)] / own);
+      rates[d] = rates[alike[d]];
+    }
   }
 
   std::vector<double> least_s;  ///< [layers]

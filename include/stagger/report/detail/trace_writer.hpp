@@ -236,7 +236,7 @@ class TraceWriter {
         text(",\"args\":{\"stage\":", action.stage, ",\"microbatch\":", action.microbatch,
              action.slice != 0 ? text(",\"slice\":", action.slice) : std::string(),
              slice.lacked >= 0 ? text(",\"lacked\":", slice.lacked) : std::string(),
-             slice.lacked_of >= 0 ? text(",\"lacked_of_worker\":", slice.lacked_of) : std::string(),
+             slice.lacked > 0 ? text(",\"lacked_of_worker\":", slice.lacked_of) : std::string(),
              exchange_ns > 0 ? text(",\"exchange_us\":", microseconds(exchange_ns)) : std::string(),
              ",\"step\":", number, "}"));
   }

@@ -297,7 +297,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
         int const m = minibatches == 1 ? 0 : std::min(span.action.microbatch, minibatches - 1);
         MostLacked const most = lacked_.most(made(m), contained(c, m));
         span.lacked = most.pushes;
-        span.lacked_of = most.worker;
+        span.lacked_of = static_cast<std::uint16_t>(std::max(most.worker, 0));
       }
     }
   }
