@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <stagger/collective/alpha_beta.hpp>
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/math.hpp>
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/detail/copy_row.hpp>
 
 namespace stagger::detail {

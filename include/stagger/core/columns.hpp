@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include <stagger/core/add_up.hpp>
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/detail/copy_row.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/rows.hpp>

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <utility>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 
 namespace stagger {
 

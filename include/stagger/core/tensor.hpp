@@ -11,8 +11,8 @@
 #include <type_traits>
 #include <utility>
 
-#include <stagger/core/algorithm.hpp>
 #include <stagger/core/alignment.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 
 namespace stagger {
@@ -32,7 +32,7 @@ class TensorShape {
   explicit TensorShape(std::initializer_list<std::size_t> extents)
       : size_(extents.size() == 0 ? 0 : 1) {
     if (extents.size() > extents_.size()) refuse_extents(extents.size());
-    std::copy_n(extents.begin(), extents.size(), extents_.begin());
+    std::copy(extents.begin(), extents.end(), extents_.begin());
     for (std::size_t const extent : extents)
       if (__builtin_mul_overflow(size_, extent, &size_)) throw std::bad_array_new_length();
   }
@@ -85,7 +85,7 @@ template <class T = float> class Tensor : public detail::TensorShape {
   /// A tensor of one extent with these elements.
   [[nodiscard]] static Tensor of(std::initializer_list<T> values) {
     Tensor tensor{values.size()};
-    std::copy_n(values.begin(), values.size(), tensor.data());
+    std::copy(values.begin(), values.end(), tensor.data());
     return tensor;
   }
 
@@ -99,7 +99,7 @@ template <class T = float> class Tensor : public detail::TensorShape {
   Tensor& operator=(Tensor const& other) {
     if (this != &other) {
       take(other);
-      std::copy_n(other.data(), size(), data());
+      std::copy(other.data(), other.data() + size(), data());
     }
     return *this;
   }
@@ -125,7 +125,8 @@ template <class T = float> class Tensor : public detail::TensorShape {
   void copy_rows(std::size_t at, Tensor const& from, std::size_t first,
                  std::size_t count) noexcept {
     std::size_t const length = row_size();
-    std::copy_n(from.data() + first * length, count * length, data() + at * length);
+    T const* const rows = from.data() + first * length;
+    std::copy(rows, rows + count * length, data() + at * length);
   }
 
   void fill(T value) noexcept { std::fill_n(data(), size(), value); }

@@ -52,8 +52,8 @@ class Machine : public StepStatus {
   /// @param whole   whether all parameters get memory; otherwise the back end calls their hold()
   [[gnu::cold]] Machine(List<Layer> layers, std::vector<int> const& cuts, Options const& options,
                         int states, ParameterMemory const& memory = {}, bool shards = false,
-                        bool whole = true, std::shared_ptr<Grouped const> grouped = {})
-      : model(std::move(layers), cuts, options, states, memory, shards, whole, std::move(grouped)),
+                        bool whole = true, Grouped const* grouped = nullptr)
+      : model(std::move(layers), cuts, options, states, memory, shards, whole, grouped),
         run(model) {}
 
   Machine(Machine const&) = delete;
@@ -164,7 +164,7 @@ class Machine : public StepStatus {
   /// Ends a rank's part of a step except for its updates: adds the gradients of other owners, and
   /// adds up the squares for clipping.
   /// @param sums  [parameters] sums of squares in the memory of a device, if parameters are there
-  template <std::integral I> void finish(I rank, double* sums = nullptr) {
+  void finish(int rank, double* sums = nullptr) {
     EndOfStep const& end_of_step = run.end_of_step[rank];
     for (Addition const& addition : end_of_step.add) addition.to->add({&addition.from, 1});
     if (!model.options.clip_norm) return;

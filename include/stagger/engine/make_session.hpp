@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/not_a_backend.hpp>
@@ -30,10 +30,13 @@ namespace stagger::detail {
     if (p < 0 || p >= places)
       raise(Errc::bad_configuration, "the placement returned place ", p, "; there are places 0 to ",
             places - 1);
-  for (int p = 0; process && p < places; ++p)
-    if (std::find(place.begin(), place.end(), p) == place.end())
+  for (int p = 0; process && p < places; ++p) {
+    bool used = false;
+    for (int const q : place) used = used || q == p;
+    if (!used)
       raise(Errc::bad_configuration, "the placement gives process ", p, " no rank; give each of ",
             places, " processes at least one, or start fewer processes");
+  }
   return place;
 }
 
@@ -124,7 +127,7 @@ template <class Device>
           " for ranks; use at least 1");
   int spare = 0;
   if constexpr (Device::traits.spare_places)
-    if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
+    if (!replicas.empty()) spare = std::max(0, std::min(device.spare_places(ranks), ranks));
   bool const limited =
       offered != std::numeric_limits<int>::max();  // otherwise as many as there are ranks
   if (setup.uncut && ranks == 1 && layers.size() > 1 && offered > 1 && limited)
@@ -144,7 +147,7 @@ template <class Device>
             " ranks that share layers; use host::Threads, mpi::Processes or sim::VirtualClock, or "
             "leave partition::LayerSplit out");
     setup.division = setup.groups.ops->divide(setup, layers);
-    if (setup.division->table_stages != 0) setup.grouped = setup.division;
+    if (setup.division->table_stages != 0) setup.grouped = setup.division.get();
   }
   if constexpr (Device::traits.shares_time)
     if (setup.server.link != nullptr)

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/gradient_groups.hpp>
@@ -70,7 +70,7 @@ struct ReplicaChecks {
 
   [[gnu::cold]] static void require_rows(Machine const& machine, schedule::Table const& table,
                                          bool target_has_rows) {
-    if (auto const* const grouped = machine.model.grouped.get(); grouped != nullptr) {
+    if (auto const* const grouped = machine.model.grouped; grouped != nullptr) {
       static_cast<void>(grouped->ops->table(*grouped, table, machine.model.options.replicas));
       return;  // exchanges between sections are only known once a program is laid out
     }
@@ -122,7 +122,7 @@ struct Replication : ReplicaChecks {
           StageRun const& maker = machine.run.cells[edge.maker(forward)];
           run.sources(forward).push_back(
               {c, edge.maker(forward), forward ? maker.back->y : maker.dx});
-          if (auto const* const grouped = machine.model.grouped.get(); grouped != nullptr)
+          if (auto const* const grouped = machine.model.grouped; grouped != nullptr)
             grouped->ops->describe(machine, edge, forward, run.sources(forward).back());
         }
       run.cells[c].rows.resize(static_cast<std::size_t>(program.microbatches));
@@ -136,7 +136,7 @@ struct Replication : ReplicaChecks {
     int const rank = machine.run.program->cells[c].rank;
     ReplicaRun& run = *machine.run.replica_run;
     std::size_t const* const first_rows = run.cells[c].first_rows.data();
-    auto const* const grouped = machine.model.grouped.get();
+    auto const* const grouped = machine.model.grouped;
     if (grouped == nullptr) return machine.run.ranks[rank].context.set_first_rows(first_rows);
     auto& offsets = run.ranks[rank].layer_offsets;
     offsets.resize(grouped->layers.size());  // more layers than the model has

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/slots.hpp>

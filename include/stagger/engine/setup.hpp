@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/policy_numbers.hpp>
 #include <stagger/core/shape.hpp>
@@ -122,7 +122,7 @@ struct Setup {
   ServerChoice server{};
   GroupChoice groups{};
   std::shared_ptr<Grouped const> division{};  // among groups; null: none was asked for
-  std::shared_ptr<Grouped const> grouped{};   // the same if any layer is shared
+  Grouped const* grouped = nullptr;           // the same if any layer is shared
   bool uncut = false;                         // a Sequential without a partitioner
   bool target_rows = true;                    // there are no targets, or they can be split by rows
   std::shared_ptr<void const> kept{};         // keeps what the members point into

@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/chrono.hpp>
 
 namespace stagger::detail {

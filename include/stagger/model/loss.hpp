@@ -49,7 +49,7 @@
 #include <cstdint>
 #include <optional>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/math.hpp>
 #include <stagger/core/tensor.hpp>
@@ -121,9 +121,10 @@ template <class T = float> struct CrossEntropy {
   std::optional<std::int32_t> ignored{};  ///< class of rows that count as nothing
 
   [[nodiscard]] double terms(Target const& target) const noexcept {
-    auto const rows = static_cast<double>(target.size());
-    if (!ignored) return rows;
-    return rows - static_cast<double>(std::count(target.begin(), target.end(), *ignored));
+    std::size_t rows = target.size();
+    if (ignored)
+      for (std::int32_t const number : target) rows -= number == *ignored ? 1 : 0;
+    return static_cast<double>(rows);
   }
 
   /// The target of a row that counts as nothing.

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <stagger/core/add_up.hpp>
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/optimizer.hpp>

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include <stagger/core/algorithm.hpp>
 #include <stagger/core/alignment.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>

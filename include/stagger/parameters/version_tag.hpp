@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 
 namespace stagger::detail {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/messages.hpp>

@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/table.hpp>
 

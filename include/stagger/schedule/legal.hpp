@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <limits>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/math.hpp>

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/schedule/detail/shallow_warm_up.hpp>
 #include <stagger/schedule/early_backward.hpp>
 #include <stagger/schedule/legal.hpp>

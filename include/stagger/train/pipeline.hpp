@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/append_layers.hpp>
 #include <stagger/engine/options.hpp>

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
@@ -28,14 +28,14 @@ namespace stagger::detail {
 struct ModelState {
   [[gnu::cold]] ModelState(List<Layer> made, std::vector<int> const& cuts, Options const& chosen,
                            int states, ParameterMemory const& where, bool shared_out, bool whole,
-                           std::shared_ptr<Grouped const> divided)
+                           Grouped const* divided)
       : device_memory(where),
         memory(where.allocate != nullptr ? &device_memory : nullptr),
         layers(std::move(made)),
         parameters(layers.size()),
         options(chosen),
         shards(shared_out),
-        grouped(std::move(divided)) {
+        grouped(divided) {
     for (std::size_t l = 0; l < layers.size(); ++l)
       parameters[l].adopt(layers[l].ops().adopt_parameters(layers[l].object(), number(l)),
                           number(l), states, memory, shards, whole);
@@ -143,8 +143,8 @@ struct ModelState {
   List<std::size_t> first_layer{0};        // [stages + 1], the last: the number of layers
   Options options;
   bool shards;
-  std::shared_ptr<Grouped const> grouped;   // null: no layer is shared by a group
   std::shared_ptr<Grouped const> division;  // null: no group was asked for
+  Grouped const* grouped;                   // the same if any layer is shared
   FixedArray<ShownWhole> shown_wholes;      // then: copies for the caller
   OptimizerCall optimizer;
   bool shown = false;  // the caller may have written into a copy

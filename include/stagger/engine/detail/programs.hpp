@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/shape.hpp>
@@ -121,9 +121,10 @@ class Programs {
             counted(made.microbatches * made.slices, "microbatch"), " where ", positions_, ", ",
             stages_, " and ", microbatches,
             " were asked for; let table() make what its Shape says");
-    if (training && std::all_of(made.actions.begin(), made.actions.end(), [](auto const& action) {
-          return action.kind == schedule::Kind::forward;
-        }))
+    bool trains = false;
+    for (auto const& action : made.actions)
+      trains = trains || action.kind != schedule::Kind::forward;
+    if (training && !trains)
       raise(Errc::bad_schedule,
             "the schedule made a table without a backward action, which cannot train; evaluate and "
             "predict with it, or train with a schedule such as 1f1b");
@@ -145,7 +146,7 @@ class Programs {
 
   ScheduleCall schedule_;
   Options const& options_;
-  std::shared_ptr<Grouped const> grouped_;
+  Grouped const* grouped_;
   int stages_;
   int positions_;
   LayOutOptions laying_;

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/stop_token.hpp>
@@ -173,7 +173,7 @@ template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int 
   int const all = static_cast<int>(machine.ranks().size());
   for (int r = sums ? ranks : 0; r < (sums ? all : std::min(all, ranks)); ++r) {
     auto const& spans = machine.ranks()[r].spans;
-    if (auto const* const grouped = machine.model.grouped.get(); grouped != nullptr)
+    if (auto const* const grouped = machine.model.grouped; grouped != nullptr)
       grouped->ops->join_spans(*grouped, spans, timeline.rows.emplace_back());
     else
       timeline.rows.emplace_back(spans.begin(), spans.end());

@@ -33,7 +33,7 @@ class TrafficCounts {
                           ModelState const& model, ReplicaRun const* replicas) {
     measure_step();
     program_ = &program;
-    grouped_ = model.grouped.get();
+    grouped_ = model.grouped;
     if (total_.ranks() == 0) total_ = step_ = Traffic(static_cast<std::size_t>(program.computing));
     values_.clear();
     rows_.clear();

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/caller.hpp>
 #include <stagger/core/chrono.hpp>
 #include <stagger/core/fixed_array.hpp>

@@ -230,7 +230,7 @@ class EdgeValues {
     if (!value.by_rows) return value.forward ? TrafficKind::activations : TrafficKind::gradients;
     RowEdge const& edge = program().row_edges[value.row_edge];
     auto const& cells = program().cells;
-    return stagger::detail::Grouped::kind(machine_.model.grouped.get(), cells[value.sender],
+    return stagger::detail::Grouped::kind(machine_.model.grouped, cells[value.sender],
                                           cells[value.forward ? edge.to : edge.from],
                                           value.forward);
   }

@@ -88,7 +88,7 @@ class Owners {
     }
     Blocks memory;
     Blocks whole;
-    auto const* const grouped = machine.model.grouped.get();
+    auto const* const grouped = machine.model.grouped;
     std::size_t const layers = grouped != nullptr ? grouped->wholes.size() : holders_.size();
     for (std::size_t n = 0; n < layers && !holders_.empty(); ++n) {
       auto const of = grouped != nullptr ? grouped->wholes[n] : Whole{.first = n};

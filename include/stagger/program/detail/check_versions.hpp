@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/check_state.hpp>

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/list.hpp>
 
 namespace stagger::detail {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <optional>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>

@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/grid.hpp>
 #include <stagger/core/shape.hpp>
 

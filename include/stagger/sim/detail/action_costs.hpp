@@ -41,7 +41,7 @@ template <class Device> class ActionCosts {
 
   /// Seconds of a message from stage `edge` of the program, or a section of it, to the next one.
   [[nodiscard]] double transfer_s(int edge) const {
-    auto const* const grouped = machine_.model.grouped.get();
+    auto const* const grouped = machine_.model.grouped;
     if (grouped == nullptr) return device_.costs.of(edge).transfer_s;
     int const stage = grouped->stage_at[edge];
     return stage == grouped->stage_at[edge + 1] ? 0 : device_.costs.of(stage).transfer_s;
@@ -81,7 +81,7 @@ template <class Device> class ActionCosts {
 
   /// Seconds in which a rank gathers what it takes from the other members of its group.
   [[nodiscard]] double exchange_s(Instruction const& in) const {
-    auto const* const grouped = machine_.model.grouped.get();
+    auto const* const grouped = machine_.model.grouped;
     if (grouped == nullptr || device_.exchange == collective::CostLine{}) return 0;
     struct Sum {
       collective::CostLine const& line;
@@ -97,7 +97,7 @@ template <class Device> class ActionCosts {
   /// The share that a stage of the program has in the work of its stage of the table, for equal
   /// rows.
   [[nodiscard]] double work_of(int stage) const {
-    auto const* const grouped = machine_.model.grouped.get();
+    auto const* const grouped = machine_.model.grouped;
     if (grouped == nullptr) return 1;
     double own = 0;
     double all = 0;

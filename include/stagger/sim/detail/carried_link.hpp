@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_link.hpp>
@@ -244,7 +244,7 @@ class CarriedLink final : public ParameterLink, private ParameterListener, priva
     send([&] { tell(l, pushed, parcel.number, parcel.sent_s); });
     if (pushed) {
       if (parcel.kind == Parcel::late) {
-        std::rotate(late_.begin(), late_.begin() + 1, late_.end());
+        std::move(late_.begin() + 1, late_.end(), late_.begin());
         late_.pop_back();
         if (!late_.empty()) send([&] { send_push(late_.front()); });
       }

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/schedule/links.hpp>
 

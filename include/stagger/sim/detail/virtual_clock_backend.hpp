@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/algorithm.hpp>
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/sim/clock.hpp>
 #include <stagger/sim/detail/action_costs.hpp>
