@@ -9,6 +9,8 @@
 #   stagger_optimized(<target>)   compiles with -O1 under a sanitizer, where everything else is not optimised
 #   stagger_quickly_compiled(<target>)   compiles with -Og, or -O1 with clang, where everything else is optimised fully, in
 #                                 half the time: for what computes little itself
+#   stagger_compiled_together(<target> <number>)   compiles so many of its files as one, in half the time, since they use
+#                                 the same templates, unless CMAKE_UNITY_BUILD is OFF
 #   stagger_test_environment      ENVIRONMENT entry that tests need under the chosen sanitizer
 #   stagger_test_time_factor      factor for the time limits of tests under the chosen sanitizer
 
@@ -121,6 +123,16 @@ function(stagger_quickly_compiled target)
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # which then sees such uses in the standard library's own headers
       target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
     endif()
+  endif()
+endfunction()
+
+function(stagger_compiled_together target number)
+  if(NOT DEFINED CMAKE_UNITY_BUILD)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON)
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_BATCH_SIZE ${number})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # which takes the files for headers, which other sources might include too
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   endif()
 endfunction()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Each public header alone and twice in one file (guards), and all of them in one program (a missing
-# inline), for the compiler of this build; for every further one, the headers of a folder in one file.
+# inline), for the compiler of this build; for every further one, the headers of a folder in one file,
+# those in its detail/ too.
 
 set(here ${CMAKE_CURRENT_BINARY_DIR}/headers)
 file(WRITE ${here}/main.cpp.new "int main() {}\n")
@@ -38,6 +39,7 @@ foreach(component IN LISTS stagger_available)
   endforeach()
 
   set(alone ${sources})
+  list(FILTER alone EXCLUDE REGEX "/detail/")
   list(FILTER alone EXCLUDE REGEX "/separate\\.hpp\\.cpp$")  # all the engine's code; the unit tests' copy is compiled so
   add_executable(headers_${component} ${alone} ${here}/main.cpp)
   target_link_libraries(headers_${component} PRIVATE stagger::${component} stagger_developer)

@@ -61,7 +61,7 @@ struct Entry {
 
 void add_command(Entry const& entry);
 
-/// Registers a command: `Registered<Verify> const registered{2, "verify", "..."};`.
+/// Registers a command: `Registered<Verify> const verify_registered{2, "verify", "..."};`.
 template <class C> struct Registered {
   Registered(int order, std::string_view name, std::string_view summary) {
     add_command(

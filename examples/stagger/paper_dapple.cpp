@@ -126,8 +126,7 @@ plan::Plan chosen(Profile const& profile, Model const& model, char configuration
 }  // namespace
 
 std::string paper_dapple(std::string const& profiles, bool json) {
-  using Json = nlohmann::ordered_json;
-  Json list = Json::array();
+  auto list = nlohmann::ordered_json::array();
   report::TextTable table({"model", "samples", "on", "published", "layers", "ACR", "here", "layers",
                            "ACR", "speed-up", "straight", "by simulation", "speed-up"});
   for (Model const& model : models()) {
@@ -157,7 +156,7 @@ std::string paper_dapple(std::string const& profiles, bool json) {
                  number(ours.acr, ours.stages.size() > 1, 2), number(ours.speedup, true, 2),
                  number(straight, straight > 0, 2), shape(simulated), number(faster, true, 2)});
       auto const optional = [](double value, bool there) {
-        return there ? Json(value) : Json(nullptr);
+        return there ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
       };
       list.push_back(
           {{"model", model.profile.name},

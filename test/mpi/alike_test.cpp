@@ -24,6 +24,8 @@
 #include "trap_model.hpp"
 #include "world.hpp"
 
+namespace alike_test {
+
 // A step is one thing in all processes: what one of them cannot begin, or begins differently, fails
 // in all at once, and the next one is as if that had never been asked for. Nobody waits for a
 // deadline: it is longer than the test may take.
@@ -255,16 +257,20 @@ struct Wrap {
 
 }  // namespace
 
-template <> struct sg::Portable<Stubborn> {
+}  // namespace alike_test
+
+template <> struct stagger::Portable<alike_test::Stubborn> {
   static constexpr bool exists = true;
-  static void write(ByteWriter& out, Stubborn const& value) {
-    if (Stubborn::refuses) throw std::runtime_error("no way to write it");
+  static void write(ByteWriter& out, alike_test::Stubborn const& value) {
+    if (alike_test::Stubborn::refuses) throw std::runtime_error("no way to write it");
     Portable<std::vector<float>>::write(out, value.values);
   }
-  static void read(ByteReader& in, Stubborn& value) {
+  static void read(ByteReader& in, alike_test::Stubborn& value) {
     Portable<std::vector<float>>::read(in, value.values);
   }
 };
+
+namespace alike_test {
 
 TEST_CASE("mpi/Processes: what cannot be sent when all else is done ends the step at once",
           "[mpi]") {
@@ -388,3 +394,5 @@ TEST_CASE("mpi/Processes: after a deadline the others wait no longer than anothe
   sg::run(train.step(batch(3)));
   REQUIRE(train.steps() == 2);
 }
+
+}  // namespace alike_test

@@ -30,6 +30,8 @@
 #include "engine/split_model.hpp"
 #include "trap_model.hpp"
 
+namespace allocation_test {
+
 using namespace small_model;
 
 #ifndef TEST_SANITIZED
@@ -209,3 +211,5 @@ TEST_CASE("mpi/Processes: values that are made in place are never those of other
 }
 
 #endif
+
+}  // namespace allocation_test

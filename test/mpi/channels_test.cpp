@@ -12,6 +12,8 @@
 
 #include "catch.hpp"
 
+namespace channels_test {
+
 namespace {
 
 namespace sg = stagger;
@@ -107,3 +109,5 @@ TEST_CASE("mpi/Channels: a later epoch waits, the first epoch of a round is deli
   for (auto const& came : receive(channels, 6, others)) REQUIRE(came.what == 13);  // 12 is past
   channels.flush(60);
 }
+
+}  // namespace channels_test

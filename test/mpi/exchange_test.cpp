@@ -8,6 +8,8 @@
 
 #include "catch.hpp"
 
+namespace exchange_test {
+
 // Each assertion holds in every process.
 
 using stagger::mpi::detail::Exchange;
@@ -69,3 +71,5 @@ TEST_CASE("mpi/Exchange: messages of one call progress together, however many th
     REQUIRE(memory[(n + p + 1) * bytes - 1] == static_cast<std::byte>(int(p) * 16 + all.rank()));
   }
 }
+
+}  // namespace exchange_test

@@ -33,6 +33,8 @@
 #include "full.hpp"
 #include "world.hpp"
 
+namespace groups_test {
+
 // Groups of ranks that share layers, in several processes. Each assertion holds in every process.
 
 using namespace split_model;
@@ -506,3 +508,5 @@ TEST_CASE("mpi/groups: processes that split layers differently are told what dif
           static_cast<void>(pipeline<double>(sg::mpi::Processes{}, of));
         }).find("rank 1 has 'group 2, layers 1 by outputs 3 by inputs") != std::string::npos);
 }
+
+}  // namespace groups_test

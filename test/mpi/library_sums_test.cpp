@@ -23,6 +23,8 @@
 #include "trap_model.hpp"
 #include "world.hpp"
 
+namespace library_sums_test {
+
 // Gradients of replicas in several processes, added up by MPI_Iallreduce. Each assertion holds in
 // every process.
 
@@ -183,3 +185,5 @@ TEST_CASE("mpi/LibrarySums: after a step that one process ended all take the nex
     trap = {};
   }
 }
+
+}  // namespace library_sums_test

@@ -20,6 +20,8 @@
 #include "trap_model.hpp"
 #include "world.hpp"
 
+namespace pipeline_faults_test {
+
 // What goes wrong in one process is an error in all, no parameter changes, and the pipeline can be
 // used again.
 
@@ -267,3 +269,5 @@ TEST_CASE("mpi/Processes: counts of measured steps that differ are found when th
                                 : "AllReduce::renew_every: rank 0 has '0'") != std::string::npos);
   }
 }
+
+}  // namespace pipeline_faults_test

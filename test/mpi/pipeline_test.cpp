@@ -25,6 +25,8 @@
 #include "engine/small_model.hpp"
 #include "world.hpp"
 
+namespace pipeline_test {
+
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
 
 using namespace small_model;
@@ -212,3 +214,5 @@ TEST_CASE("mpi/Processes: stages that another program puts elsewhere take their 
   there.gather_parameters();
   REQUIRE(bits(there) == bits(here));
 }
+
+}  // namespace pipeline_test

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+namespace placement_test {
+
 using stagger::Cell;
 using stagger::List;
 using stagger::Program;
@@ -38,3 +40,5 @@ TEST_CASE("mpi/Placement: of each process, which ranks it runs; of each stage, w
   CHECK(placement.holders(program, 1) == List<int>{0, 1, 2});
   CHECK(placement.holders(program, 2).empty());
 }
+
+}  // namespace placement_test

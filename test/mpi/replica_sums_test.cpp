@@ -24,6 +24,8 @@
 #include "trap_model.hpp"
 #include "world.hpp"
 
+namespace replica_sums_test {
+
 // Gradients of replicas in several processes, added up while the last backward runs. Each assertion
 // holds in every process.
 
@@ -241,3 +243,5 @@ TEST_CASE("mpi/Processes: trouble between the sums of a stage leaves parameters 
     CHECK(values(train) == values(undisturbed));
   }
 }
+
+}  // namespace replica_sums_test

@@ -14,6 +14,8 @@
 #include "catch.hpp"
 #include "world.hpp"
 
+namespace rows_test {
+
 // What neighbours that are replicated differently send each other. Each assertion holds in every
 // process.
 
@@ -69,16 +71,20 @@ struct Total {
 
 }  // namespace
 
-template <> struct stagger::Portable<Counted> {
+}  // namespace rows_test
+
+template <> struct stagger::Portable<rows_test::Counted> {
   static constexpr bool exists = true;
-  static void write(ByteWriter& out, Counted const& value) {
-    Counted::sent += value.rows();
+  static void write(ByteWriter& out, rows_test::Counted const& value) {
+    rows_test::Counted::sent += value.rows();
     Portable<std::vector<float>>::write(out, value.numbers);
   }
-  static void read(ByteReader& in, Counted& value) {
+  static void read(ByteReader& in, rows_test::Counted& value) {
     Portable<std::vector<float>>::read(in, value.numbers);
   }
 };
+
+namespace rows_test {
 
 TEST_CASE("mpi/Processes: neighbours with other replicas are sent the rows that they take, no more",
           "[mpi]") {
@@ -115,3 +121,5 @@ TEST_CASE("mpi/Processes: neighbours with other replicas are sent the rows that 
     CHECK(sent == 2 * microbatches * rows);  // forward, and the same back: each row once
   }
 }
+
+}  // namespace rows_test

@@ -19,6 +19,8 @@
 #include "catch.hpp"
 #include "trap_model.hpp"
 
+namespace sharded_faults_test {
+
 // A process that falls silent while replicas hand each other what they have updated.
 
 namespace sg = stagger;
@@ -256,3 +258,5 @@ TEST_CASE("mpi/Processes: one that falls silent handing over its part leaves no 
     both();
   }
 }
+
+}  // namespace sharded_faults_test

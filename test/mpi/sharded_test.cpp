@@ -24,6 +24,8 @@
 #include "trap_model.hpp"
 #include "world.hpp"
 
+namespace sharded_test {
+
 // Replicas in several processes that keep the optimizer's state of a part of each layer. Each
 // assertion holds in every process.
 
@@ -253,3 +255,5 @@ TEST_CASE("mpi/Processes: one that shares out its optimizer and one that does no
     CHECK_THAT(error.what(), Catch::StartsWith("ranks disagree on AllReduce::shard_optimizer"));
   }
 }
+
+}  // namespace sharded_test

@@ -58,7 +58,7 @@ class Lower final : public Command {
   ChannelFlag channels_{};
 };
 
-Registered<Lower> const registered{3, "lower", "Add the messages to a table"};
+Registered<Lower> const lower_registered{3, "lower", "Add the messages to a table"};
 
 }  // namespace
 

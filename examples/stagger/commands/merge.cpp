@@ -281,7 +281,7 @@ class Merge final : public Command {
   std::vector<Flag> link_flags_{}, line_flags_{}, own_flags_{};
 };
 
-Registered<Merge> const registered{7, "merge", "Group gradients into messages"};
+Registered<Merge> const merge_registered{7, "merge", "Group gradients into messages"};
 
 }  // namespace
 

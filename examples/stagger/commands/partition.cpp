@@ -192,7 +192,8 @@ class Partition final : public Command {
   Flag in_flight_flag_{};
 };
 
-Registered<Partition> const registered{5, "partition", "Cut a model for devices of a cluster"};
+Registered<Partition> const partition_registered{5, "partition",
+                                                 "Cut a model for devices of a cluster"};
 
 }  // namespace
 

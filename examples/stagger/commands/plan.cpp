@@ -161,7 +161,7 @@ class PlanCommand final : public Command {
   std::vector<Flag> own_flags_{};  ///< of a plan that is no paper's
 };
 
-Registered<PlanCommand> const registered{6, "plan", "Choose stages, replicas and devices"};
+Registered<PlanCommand> const plan_registered{6, "plan", "Choose stages, replicas and devices"};
 
 }  // namespace
 

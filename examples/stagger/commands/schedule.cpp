@@ -93,7 +93,7 @@ class Schedule final : public Command {
   std::vector<Flag> svg_flags_{};
 };
 
-Registered<Schedule> const registered{1, "schedule", "Print the table of a schedule"};
+Registered<Schedule> const schedule_registered{1, "schedule", "Print the table of a schedule"};
 
 }  // namespace
 

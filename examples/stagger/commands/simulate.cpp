@@ -238,7 +238,8 @@ class Simulate final : public Command {
   Flag overlap_flag_{}, reduce_flag_{};
 };
 
-Registered<Simulate> const registered{4, "simulate", "Play a table: makespan, bubble, memory"};
+Registered<Simulate> const simulate_registered{4, "simulate",
+                                               "Play a table: makespan, bubble, memory"};
 
 }  // namespace
 

@@ -107,7 +107,7 @@ class Verify final : public Command {
   Flag in_flight_flag_{}, ranks_flag_{}, stages_flag_{}, microbatches_flag_{};
 };
 
-Registered<Verify> const registered{2, "verify", "Prove or refute a table"};
+Registered<Verify> const verify_registered{2, "verify", "Prove or refute a table"};
 
 }  // namespace
 
