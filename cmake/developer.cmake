@@ -9,8 +9,8 @@
 #   stagger_optimized(<target>)   compiles with -O1 under a sanitizer, where everything else is not optimised
 #   stagger_quickly_compiled(<target>)   compiles with -Og, or -O1 with clang, where everything else is optimised fully, in
 #                                 half the time: for what computes little itself
-#   stagger_compiled_together(<target> <number>)   compiles so many of its files as one, in half the time, since they use
-#                                 the same templates, unless CMAKE_UNITY_BUILD is OFF
+#   stagger_compiled_together(<target> <number>)   compiles up to <number> of its files as one, in half the time, since
+#                                 they use the same templates, unless CMAKE_UNITY_BUILD is OFF
 #   stagger_test_environment      ENVIRONMENT entry that tests need under the chosen sanitizer
 #   stagger_test_time_factor      factor for the time limits of tests under the chosen sanitizer
 

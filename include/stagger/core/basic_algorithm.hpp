@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   std::min, std::max, copying, filling, comparing and heaps: the part of <algorithm> that
-///         every pipeline needs, which core/algorithm.hpp would make it longer to compile.
+///         every pipeline needs. core/algorithm.hpp has more, and takes longer to compile.
 
 #include <stagger/core/requirements.hpp>
 
