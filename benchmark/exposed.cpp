@@ -200,14 +200,13 @@ auto made(Network const& n, Given const& given) {
 template <class Trainer> double step_s(Trainer const& train) {
   double last = 0;
   for (auto const& timeline : {train.timeline(), train.reductions()})
-    for (auto const& row : timeline.rows)
-      for (auto const& span : row) last = std::max(last, span.end_s);
+    for (auto const& span : timeline.spans) last = std::max(last, span.end_s);
   return last;
 }
 /// Time of its forward pass.
 template <class Trainer> double forward_s(Trainer const& train) {
   auto const timeline = train.timeline();
-  return timeline.rows[0].front().end_s;
+  return timeline.row(0).front().end_s;
 }
 
 /// What each of the processes runs.

@@ -34,10 +34,10 @@ constexpr double group_bound = 1.4;
 double allowed(stagger::schedule::Timeline const& timeline) {
   stagger::schedule::Costs costs;
   double work_s = 0;
-  for (auto const& row : timeline.rows) {
+  for (int r = 0; r < timeline.ranks(); ++r) {
     double forward_s = 0;
     double backward_s = 0;
-    for (auto const& span : row)
+    for (auto const& span : timeline.row(r))
       (span.action.kind == stagger::schedule::Kind::forward ? forward_s : backward_s) +=
           span.end_s - span.start_s;
     work_s += forward_s + backward_s;

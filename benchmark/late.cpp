@@ -46,9 +46,8 @@ vgg::Batch textures() {
 /// Seconds of forward and backward passes, of the last step.
 template <class Trainer> double computed_s(Trainer const& train) {
   double sum = 0;
-  for (auto const& row : train.timeline().rows)
-    for (auto const& span : row)
-      if (sg::schedule::is_compute(span.action.kind)) sum += span.end_s - span.start_s;
+  for (auto const& span : train.timeline().spans)
+    if (sg::schedule::is_compute(span.action.kind)) sum += span.end_s - span.start_s;
   return sum;
 }
 

@@ -78,14 +78,12 @@ schedule::Costs costs_of(schedule::Timeline const& timeline, schedule::Table con
     [[nodiscard]] double mean() const { return count > 0 ? s / count : 0; }
   };
   std::vector<std::array<Sum, 4>> sums(static_cast<std::size_t>(table.stages));
-  for (auto const& row : timeline.rows) {
-    for (auto const& span : row) {
-      if (!schedule::is_compute(span.action.kind)) continue;
-      Sum& sum = sums[static_cast<std::size_t>(span.action.stage)]
-                     [static_cast<std::size_t>(span.action.kind)];
-      sum.s += span.end_s - span.start_s;
-      ++sum.count;
-    }
+  for (auto const& span : timeline.spans) {
+    if (!schedule::is_compute(span.action.kind)) continue;
+    Sum& sum = sums[static_cast<std::size_t>(span.action.stage)]
+                   [static_cast<std::size_t>(span.action.kind)];
+    sum.s += span.end_s - span.start_s;
+    ++sum.count;
   }
   schedule::Costs costs;
   for (auto const& kinds : sums) {

@@ -63,11 +63,10 @@ void measure(benchmark::State& state, int replicas, std::size_t bytes) {
       double first = std::numeric_limits<double>::max();
       double last = 0;
       auto const times = train.reductions();
-      for (auto const& row : times.rows)
-        for (auto const& span : row) {
-          first = std::min(first, span.start_s);
-          last = std::max(last, span.end_s);
-        }
+      for (auto const& span : times.spans) {
+        first = std::min(first, span.start_s);
+        last = std::max(last, span.end_s);
+      }
       double const copied = copy.seconds();
       if (round < 0) continue;
       sums.push_back(last - first);

@@ -72,7 +72,8 @@ int main() {
   auto const a = halves.parameters(), b = layers.parameters();
   for (std::size_t p = 0; p < a.size(); ++p)
     same = same && std::memcmp(a[p].value.data(), b[p].value.data(), a[p].value.size()) == 0;
-  std::printf("%zu sums instead of %zu, same bits: %s\n", halves.reductions().rows[0].size(),
-              layers.reductions().rows[0].size(), same ? "yes" : "no");
+  auto const merged = halves.reductions(), single = layers.reductions();
+  std::printf("%zu sums instead of %zu, same bits: %s\n", merged.row(0).size(),
+              single.row(0).size(), same ? "yes" : "no");
   return same ? 0 : 1;
 }

@@ -79,8 +79,8 @@ int main() {
     for (int step = 0; step < 15; ++step) sg::run(train.step(batch));
     auto const sums = train.reductions();
     std::printf(
-        "%-9s %2zu sums, step %.3f s\n", name, sums.rows[0].size(),
-        std::max(sg::report::summarize(train.timeline()).makespan_s, sums.rows[0].back().end_s));
+        "%-9s %2zu sums, step %.3f s\n", name, sums.row(0).size(),
+        std::max(sg::report::summarize(train.timeline()).makespan_s, sums.row(0).back().end_s));
     auto const a = train.parameters(), b = threaded.parameters();
     for (std::size_t p = 0; p < a.size(); ++p)
       same = same && std::memcmp(a[p].value.data(), b[p].value.data(), a[p].value.size()) == 0;

@@ -10,6 +10,7 @@
 // expect: workers_bsp_grouped\.svg
 // expect: workers_wsp\.svg
 // expect: workers_own\.svg
+#include <array>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -81,17 +82,19 @@ auto worker(auto collective, int number, sg::sim::Clock const& clock, auto model
       sg::Options{.record = true});
 }
 
-void append(sg::schedule::Timeline& all, sg::schedule::Timeline const& step, int first) {
-  all.rows.resize(step.rows.size());
-  for (std::size_t r = 0; r < step.rows.size(); ++r)
-    for (sg::schedule::Span span : step.rows[r]) {
+using Rows = std::vector<std::vector<sg::schedule::Span>>;
+
+void append(Rows& all, sg::schedule::Timeline const& step, int first) {
+  all.resize(step.row_begin.size());
+  for (std::size_t r = 0; r < all.size(); ++r)
+    for (sg::schedule::Span span : step.row(r)) {
       span.action.microbatch += first;
-      all.rows[r].push_back(span);
+      all[r].push_back(span);
     }
 }
 
 // Each trainer's steps one after the other, as fast as its model lets it.
-auto steps_of(auto& train, Batch const& batch, sg::schedule::Timeline& all) {
+auto steps_of(auto& train, Batch const& batch, Rows& all) {
   return [&, taken = 0](sg::Metrics const* before) mutable -> std::optional<sg::Step> {
     if (before != nullptr) append(all, train.timeline(), (taken - 1) * microbatches);
     return taken++ < steps ? std::optional(train.step(batch)) : std::nullopt;
@@ -120,9 +123,12 @@ void draw_steps(std::string const& path, auto model, auto pushing) {
   auto a = worker(pushing(server.worker(0)), 0, clock, model, sg::schedule::OneFOneB{});
   auto b = worker(pushing(server.worker(1)), 1, clock, model, sg::schedule::OneFOneB{});
   auto const batch = batch_of(microbatches);
-  std::vector<sg::schedule::Timeline> all(2);
+  std::array<Rows, 2> all;
   sg::run_together(steps_of(a, batch, all[0]), steps_of(b, batch, all[1]));
-  draw(path, all);
+  std::vector<sg::schedule::Timeline> timelines(2);
+  for (std::size_t w = 0; w < 2; ++w)
+    for (auto const& row : all[w]) timelines[w].add_row(row);
+  draw(path, timelines);
 }
 
 void draw_stream(std::string const& path, auto model, int in_flight) {

@@ -42,11 +42,10 @@ template <class Device> auto vgg_pipeline(vgg::ModelShape const& shape, int grou
 [[nodiscard]] inline double exchanging(stagger::schedule::Timeline const& timeline) {
   double end_s = 0;
   double exchange_s = 0;
-  for (auto const& row : timeline.rows)
-    for (auto const& span : row) {
-      end_s = std::max(end_s, span.end_s);
-      exchange_s += span.exchange_s;
-    }
+  for (auto const& span : timeline.spans) {
+    end_s = std::max(end_s, span.end_s);
+    exchange_s += span.exchange_s;
+  }
   return exchange_s / (end_s * timeline.ranks());
 }
 

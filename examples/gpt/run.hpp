@@ -167,13 +167,13 @@ template <class Platform> class Run {
   }
 
   /// The rows of the first replica of each stage.
-  [[nodiscard]] sg::schedule::Timeline one_of_each(sg::schedule::Timeline timeline) const {
+  [[nodiscard]] sg::schedule::Timeline one_of_each(sg::schedule::Timeline const& timeline) const {
     auto const replicas = replicas_of(config_);
     if (replicas.empty()) return timeline;
     sg::schedule::Timeline first;
     auto const& parts = replicas.parts();
     for (std::size_t r = 0; r < parts.size(); ++r)
-      if (parts[r].replica == 0) first.rows.push_back(std::move(timeline.rows[r]));
+      if (parts[r].replica == 0) first.add_row(timeline.row(r));
     return first;
   }
 

@@ -138,7 +138,7 @@ std::string csv_of(Run const& run) {
   for (std::size_t n = 0; n < run.workers.size(); ++n) {
     WorkerRun const& worker = run.workers[n];
     std::vector<double> began_s(worker.losses.size()), ended_s(worker.losses.size());
-    for (auto const& span : worker.timeline.rows.front()) {
+    for (auto const& span : worker.rows.front()) {
       auto const m = static_cast<std::size_t>(span.action.microbatch);
       if (span.action.kind == stagger::schedule::Kind::forward) began_s[m] = span.start_s;
       if (span.action.kind == stagger::schedule::Kind::backward) ended_s[m] = span.end_s;
@@ -153,17 +153,20 @@ std::string csv_of(Run const& run) {
 
 std::string trace_of(Run const& run) {
   std::vector<std::string> names;
+  std::vector<stagger::schedule::Timeline> timelines;
   stagger::schedule::Timeline server;  // a row for each worker
   for (std::size_t n = 0; n < run.workers.size(); ++n) {
     WorkerRun const& worker = run.workers[n];
     names.push_back(
         stagger::text("worker ", n, worker.devices.empty() ? "" : " on ", worker.devices));
-    server.rows.push_back(exchanges(worker));
+    for (auto& timeline = timelines.emplace_back(); auto const& row : worker.rows)
+      timeline.add_row(row);
+    server.add_row(exchanges(worker));
   }
   names.emplace_back("server, with a rank for each worker");
   std::vector<report::TraceGroup> groups;
   for (std::size_t n = 0; n < run.workers.size(); ++n)
-    groups.push_back({names[n], {&run.workers[n].timeline, 1}});
+    groups.push_back({names[n], {&timelines[n], 1}});
   groups.push_back({names.back(), {&server, 1}});
   return report::perfetto(groups);
 }

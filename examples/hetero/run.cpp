@@ -23,9 +23,9 @@ using stagger::schedule::Kind;
 using stagger::schedule::Span;
 
 /// When some stage was at work.
-std::vector<Interval> busy(stagger::schedule::Timeline const& timeline) {
+std::vector<Interval> busy(Rows const& rows) {
   std::vector<Interval> all;
-  for (auto const& row : timeline.rows)
+  for (auto const& row : rows)
     for (Span const& span : row)
       if (stagger::schedule::is_compute(span.action.kind))
         all.emplace_back(span.start_s, span.end_s);
@@ -35,7 +35,7 @@ std::vector<Interval> busy(stagger::schedule::Timeline const& timeline) {
 /// Of a worker that takes steps: at each stage, from its push until the answer is there.
 std::vector<Interval> waits_of_steps(WorkerRun const& worker) {
   std::vector<Interval> all;
-  for (auto const& row : worker.timeline.rows) {
+  for (auto const& row : worker.rows) {
     double pushed_s = 0;
     for (Span const& span : row) {
       if (span.action.kind == Kind::push) pushed_s = span.start_s;
@@ -53,7 +53,7 @@ std::vector<Interval> waits_of_stream(WorkerRun const& worker) {
   std::vector<Interval> all;
   std::size_t const count = worker.losses.size();
   std::vector<double> ready_s(count);
-  auto const& rows = worker.timeline.rows;
+  auto const& rows = worker.rows;
   for (Span const& span : rows.front()) {
     std::size_t const next = static_cast<std::size_t>(span.action.microbatch) + worker.in_flight;
     if (span.action.kind == Kind::backward && next < count) ready_s[next] = span.end_s;
@@ -77,7 +77,7 @@ std::vector<Interval> waits_of_stream(WorkerRun const& worker) {
 std::vector<Interval> computations_of(Settings const& s, WorkerRun const& worker) {
   std::vector<Interval> all(static_cast<std::size_t>(s.steps),
                             {std::numeric_limits<double>::infinity(), 0});
-  for (auto const& row : worker.timeline.rows)
+  for (auto const& row : worker.rows)
     for (Span const& span : row) {
       if (!stagger::schedule::is_compute(span.action.kind)) continue;
       auto& [start_s, end_s] = all[static_cast<std::size_t>(span.action.microbatch / s.in_flight)];
@@ -97,7 +97,7 @@ std::vector<double> waits_for_late(Settings const& s, WorkerRun const& worker,
   if (!s.timed())
     for (Span const& span : exchanges(worker)) work.emplace_back(span.start_s, span.end_s);
   work = joined(std::move(work));
-  for (auto const& row : worker.timeline.rows) {
+  for (auto const& row : worker.rows) {
     std::vector<double> pushed_s(all.size());
     for (Span const& span : row)  // what is late of the step before begins earlier
       if (span.action.kind == Kind::push) {
@@ -123,7 +123,7 @@ std::size_t window_of(Settings const& s) {
 
 std::vector<Span> exchanges(WorkerRun const& worker) {
   std::vector<Span> all;
-  for (auto const& row : worker.timeline.rows)
+  for (auto const& row : worker.rows)
     for (Span const& span : row)
       if (!stagger::schedule::is_compute(span.action.kind)) all.push_back(span);
   return all;
@@ -131,7 +131,7 @@ std::vector<Span> exchanges(WorkerRun const& worker) {
 
 Spent spent(WorkerRun const& worker) {
   Spent result;
-  auto const work = busy(worker.timeline);
+  auto const work = busy(worker.rows);
   if (!work.empty()) result.end_s = work.back().second;
   auto const waits = worker.in_flight != 0 ? waits_of_stream(worker) : waits_of_steps(worker);
   for (auto const& [start_s, stop_s] : joined(waits)) {
@@ -139,7 +139,7 @@ Spent spent(WorkerRun const& worker) {
     result.waiting_s += stop_s - start_s;
     result.idle_s += stop_s - start_s - covered_s({start_s, stop_s}, work);
   }
-  for (Span const& span : worker.timeline.rows.front())
+  for (Span const& span : worker.rows.front())
     if (span.action.kind == Kind::push) ++result.pushes;
   return result;
 }
@@ -186,7 +186,7 @@ Hiding hiding_of(Settings const& s, Run const& run) {
 std::vector<LossPoint> curve_of(Settings const& s, Run const& run) {
   std::vector<LossPoint> all;
   for (WorkerRun const& worker : run.workers)
-    for (Span const& span : worker.timeline.rows.back())  // where the loss is computed
+    for (Span const& span : worker.rows.back())  // where the loss is computed
       if (span.action.kind == Kind::backward)
         all.push_back(
             {span.end_s, worker.losses[static_cast<std::size_t>(span.action.microbatch)]});

@@ -17,10 +17,13 @@
 
 namespace hetero {
 
+/// [stages] Actions with their times.
+using Rows = std::vector<std::vector<stagger::schedule::Span>>;
+
 /// What one worker did.
 struct WorkerRun {
   std::string devices;                   ///< that its times are those of, or empty
-  stagger::schedule::Timeline timeline;  ///< of all its minibatches, seconds since the run began
+  Rows rows;                             ///< of all its minibatches, seconds since the run began
   std::vector<double> transfers_s;       ///< [stages - 1] from each to the next; empty: no time
   std::vector<double> losses;            ///< [minibatches]
   std::size_t in_flight = 0;             ///< Nm of its stream; 0: it takes steps
@@ -29,9 +32,9 @@ struct WorkerRun {
   std::array<stagger::TrafficCount, stagger::traffic_kinds> traffic{};  ///< by kind
 
   /// What other processes are told, in the times of this machine.
-  auto fields() { return std::tie(timeline.rows, losses, in_flight, distance, staleness, traffic); }
+  auto fields() { return std::tie(rows, losses, in_flight, distance, staleness, traffic); }
   [[nodiscard]] auto fields() const {
-    return std::tie(timeline.rows, losses, in_flight, distance, staleness, traffic);
+    return std::tie(rows, losses, in_flight, distance, staleness, traffic);
   }
 };
 

@@ -138,7 +138,7 @@ template <class Workload> class Workers {
     team.start();
     static_cast<void>(sg::run_together(std::move(streams)));
     for (std::size_t k = 0; k < trainers.size(); ++k)
-      result.workers[team.own[k]].timeline = trainers[k].timeline();
+      append(trainers[k].timeline(), 0, 0, result.workers[team.own[k]].rows);
   }
 
   template <class Trainer>
@@ -153,7 +153,7 @@ template <class Workload> class Workers {
         std::size_t const n = team.own[k];
         if (before != nullptr) {  // a virtual clock's timeline has its time
           double const from_s = s_.timed() ? 0 : began_s;
-          append(trainers[k].timeline(), step - 1, from_s, result.workers[n].timeline);
+          append(trainers[k].timeline(), step - 1, from_s, result.workers[n].rows);
         }
         if (step == s_.steps) return std::nullopt;
         batches[k].inputs.clear();
@@ -168,15 +168,15 @@ template <class Workload> class Workers {
   }
 
   void append(sg::schedule::Timeline const& of_step, std::int64_t step, double from_s,
-              sg::schedule::Timeline& to) const {
-    to.rows.resize(of_step.rows.size());
-    for (std::size_t r = 0; r < of_step.rows.size(); ++r)
-      for (sg::schedule::Span span : of_step.rows[r]) {
+              Rows& to) const {
+    to.resize(of_step.row_begin.size());
+    for (std::size_t r = 0; r < to.size(); ++r)
+      for (sg::schedule::Span span : of_step.row(r)) {
         bool const counts_pushes = !sg::schedule::is_compute(span.action.kind);
         span.action.microbatch += static_cast<int>(counts_pushes ? step : step * s_.in_flight);
         span.start_s += from_s;
         span.end_s += from_s;
-        to.rows[r].push_back(span);
+        to[r].push_back(span);
       }
   }
 

@@ -192,7 +192,7 @@ struct Run {
   }
   sg::run(train.step(batch));
   double end_s = 0;
-  for (auto const& row : train.timeline().rows) end_s = std::max(end_s, row.back().end_s);
+  for (auto const& span : train.timeline().spans) end_s = std::max(end_s, span.end_s);
   Run run;
   run.images_s = static_cast<double>(local_batch) * ranks / end_s;
   run.dense_inputs = most[1] * static_cast<std::size_t>(train.peak_in_flight()[0]);

@@ -96,7 +96,7 @@ void rows(schedule::Table const&& table) = delete;
 [[nodiscard]] inline std::vector<Timed> in_time_order(schedule::Timeline const& timeline) {
   std::vector<Timed> all;
   for (int rank = 0; rank < timeline.ranks(); ++rank) {
-    for (schedule::Span const& span : timeline.rows[static_cast<std::size_t>(rank)]) {
+    for (schedule::Span const& span : timeline.row(rank)) {
       all.push_back({rank, span});
     }
   }

@@ -72,9 +72,10 @@ void require_same(Made const& schedule, int stages, int microbatches, sg::Option
   there.gather_parameters();
   REQUIRE(bits(there) == bits(here));
   if (!options.record) return;
-  auto const rows = there.timeline().rows;
-  for (std::size_t r = 0; r < rows.size(); ++r)
-    REQUIRE(rows[r].size() == here.timeline().rows[r].size());
+  auto const over_processes = there.timeline();
+  auto const alone = here.timeline();
+  for (int r = 0; r < over_processes.ranks(); ++r)
+    REQUIRE(over_processes.row(r).size() == alone.row(r).size());
 }
 
 }  // namespace

@@ -176,7 +176,7 @@ template <class T> class GpuPlatform {
     auto const metrics = sg::run(train.step(batch_));
     double const wall_s = now_s() - begin_s;
     ++taken_;
-    bool const recorded = !train.timeline().rows.front().empty();
+    bool const recorded = !train.timeline().spans.empty();
     if (taken_ <= settling || (graph_ && recorded)) return metrics;
     double bytes = 0;
     for (auto const& tokens : batch.inputs) bytes += static_cast<double>(tokens.size());

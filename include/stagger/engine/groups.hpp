@@ -374,23 +374,29 @@ struct GroupTables {
 
   /// The spans of one action become one, which then contains the exchanges between them, and later
   /// recomputations within a backward.
-  [[gnu::cold]] static void join_spans(Grouped const& grouped, List<schedule::Span> const& spans,
-                                       std::vector<schedule::Span>& joined) {
+  [[gnu::cold]] static void add_row(Grouped const& grouped, List<schedule::Span> const& spans,
+                                    schedule::Timeline& timeline) {
+    timeline.begin_row();
     for (schedule::Span span : spans) {
       span.action.stage = grouped.table_stage[span.action.stage];
-      bool const backward = !joined.empty() && span.repeated &&
-                            schedule::gives_input_gradient(joined.back().action.kind) &&
-                            joined.back().action.stage == span.action.stage &&
-                            joined.back().action.microbatch == span.action.microbatch;
-      if (!joined.empty() && schedule::is_compute(span.action.kind) &&
-          (backward ||
-           (joined.back().action == span.action && joined.back().repeated == span.repeated))) {
-        joined.back().exchange_s += span.start_s - joined.back().end_s;
-        joined.back().end_s = span.end_s;
+      if (timeline.spans.size() > timeline.row_begin.back() &&
+          continues(timeline.spans.back(), span)) {
+        schedule::Span& joined = timeline.spans.back();
+        joined.exchange_s += span.start_s - joined.end_s;
+        joined.end_s = span.end_s;
       } else {
-        joined.push_back(span);
+        timeline.add(span);
       }
     }
+  }
+
+  /// True for a span of the same action, and for a forward run again within a backward.
+  static bool continues(schedule::Span const& joined, schedule::Span const& next) {
+    if (!schedule::is_compute(next.action.kind)) return false;
+    if (joined.action == next.action && joined.repeated == next.repeated) return true;
+    return next.repeated && schedule::gives_input_gradient(joined.action.kind) &&
+           joined.action.stage == next.action.stage &&
+           joined.action.microbatch == next.action.microbatch;
   }
 };
 
@@ -408,7 +414,7 @@ inline constexpr GroupOps group_ops{
     &GroupParameters::append_states,
     &GroupParameters::put_back,
     &GroupParameters::shapes,
-    &GroupTables::join_spans};
+    &GroupTables::add_row};
 
 template <> struct GroupTable<WithGroups> {
   static constexpr GroupOps const* ops = &group_ops;

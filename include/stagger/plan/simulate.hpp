@@ -43,7 +43,12 @@ class Simulator {
     auto const gradient = [&](std::size_t s, std::size_t m) -> double& {
       return gradient_[s * ring + (m & (ring - 1))];
     };
-    if (timeline != nullptr) timeline->rows.assign(S, {});
+    if (timeline != nullptr) {  // each stage runs 2 M actions
+      timeline->spans.assign(2 * M * S, {});
+      timeline->row_begin.clear();
+      for (std::size_t s = 0; s < S; ++s) timeline->row_begin.push_back(2 * M * s);
+      next_span_ = timeline->row_begin;
+    }
     auto const backward = [&](std::size_t s, std::size_t m) {
       double const given = s + 1 < S ? gradient(s, m) : 0.0;
       double const start = std::max(free_[s], given - stages[2 * s].recompute_s);
@@ -79,19 +84,20 @@ class Simulator {
   }
 
  private:
-  constexpr static void add(schedule::Timeline& timeline, schedule::Kind kind, std::size_t stage,
-                            std::size_t microbatch, double start, double end) {
-    timeline.rows[stage].push_back({.action = {.kind = kind,
-                                               .stage = static_cast<int>(stage),
-                                               .microbatch = static_cast<int>(microbatch)},
-                                    .start_s = start,
-                                    .end_s = end});
+  constexpr void add(schedule::Timeline& timeline, schedule::Kind kind, std::size_t stage,
+                     std::size_t microbatch, double start, double end) {
+    timeline.spans[next_span_[stage]++] = {.action = {.kind = kind,
+                                                      .stage = static_cast<int>(stage),
+                                                      .microbatch = static_cast<int>(microbatch)},
+                                           .start_s = start,
+                                           .end_s = end};
   }
 
-  std::vector<double> free_{};      ///< [stages] when its last action ended
-  std::vector<double> ahead_{};     ///< [stages] when the channel to the next one is free
-  std::vector<double> back_{};      ///< [stages] when the channel to the one before is free
-  std::vector<double> gradient_{};  ///< [stages][ring] when a microbatch's gradient arrives
+  std::vector<double> free_{};            ///< [stages] when its last action ended
+  std::vector<double> ahead_{};           ///< [stages] when the channel to the next one is free
+  std::vector<double> back_{};            ///< [stages] when the channel to the one before is free
+  std::vector<double> gradient_{};        ///< [stages][ring] when a microbatch's gradient arrives
+  std::vector<std::size_t> next_span_{};  ///< [stages] in the timeline
 };
 
 /// Simulates one iteration, as Simulator describes it.

@@ -285,17 +285,17 @@ struct VirtualWorkers {
     double from_s = 0, to_s = 0;
     for (std::size_t w = 0; w < played.size(); ++w) {
       VirtualWorker& worker = plan.workers[w];
-      auto const& rows = played[w].timeline.rows;
+      schedule::Timeline const& timeline = played[w].timeline;
       int back = 0;  // minibatches
       double end_s = 0;
-      for (auto const& span : rows.front()) {
+      for (schedule::Span const& span : timeline.row(0)) {
         if (span.action.kind != schedule::Kind::backward) continue;
         end_s = span.end_s;
         ++back;
         if (back == quarter) from_s = std::max(from_s, span.end_s);
         if (back == 3 * quarter) to_s = std::max(to_s, span.end_s);
       }
-      for (std::size_t s = 0; s < rows.size(); ++s)
+      for (std::size_t s = 0; s < timeline.row_begin.size(); ++s)
         worker.stages[s].busy =
             4 * quarter * (worker.stages[s].forward_s + worker.stages[s].backward_s) / end_s;
       worker.waiting = played[w].waiting_s / end_s;

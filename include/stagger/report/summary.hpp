@@ -48,8 +48,9 @@ struct Summary {
 [[nodiscard]] inline Summary summarize(schedule::Timeline const& timeline) {
   detail::require_times(timeline);
   Summary result;
-  result.makespan_s = detail::extent(timeline).length_s();
-  for (auto const& row : timeline.rows) {
+  result.makespan_s = detail::extent(timeline.spans).length_s();
+  for (int r = 0; r < timeline.ranks(); ++r) {
+    auto const row = timeline.row(r);
     double work = 0;
     int peak = 0;
     schedule::detail::LiveCount count;
@@ -89,9 +90,9 @@ struct Summary {
   int stages = 0;
   for (std::size_t step = 0; step < steps.size(); ++step) {
     detail::require_times(steps[step]);
-    for (auto const& row : steps[step].rows) {
+    for (int r = 0; r < steps[step].ranks(); ++r) {
       double repeated_s = 0;  // a forward that is run again is a cost of the backward after it
-      detail::for_each_block(row, [&](detail::Block const& block) {
+      detail::for_each_block(steps[step].row(r), [&](detail::Block const& block) {
         schedule::Action const& a = block.action;
         if (!schedule::is_compute(a.kind)) return;
         double cost_s = block.end_s - block.start_s;

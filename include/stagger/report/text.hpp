@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,7 +36,7 @@ struct TextBlock {
   std::string brief;  ///< the name without the stage, `F0`
 };
 
-[[nodiscard]] inline std::vector<TextBlock> text_blocks(std::vector<schedule::Span> const& row) {
+[[nodiscard]] inline std::vector<TextBlock> text_blocks(std::span<schedule::Span const> row) {
   std::vector<TextBlock> blocks;
   for_each_block(row, [&](Block const& block) {
     std::size_t const stage = std::to_string(block.action.stage).size();  // characters
@@ -182,12 +183,12 @@ struct TextGrid {
 [[nodiscard]] inline std::string gantt(schedule::Timeline const& timeline,
                                        TextOptions const& options = {}) {
   Summary const summary = summarize(timeline);
-  detail::Extent const extent = detail::extent(timeline);
+  detail::Extent const extent = detail::extent(timeline.spans);
   std::vector<std::vector<detail::TextBlock>> rows;
   bool several = false;
-  for (auto const& row : timeline.rows) {
-    rows.push_back(detail::text_blocks(row));
-    several = several || detail::stages_of(row).size() > 1;
+  for (int r = 0; r < timeline.ranks(); ++r) {
+    rows.push_back(detail::text_blocks(timeline.row(r)));
+    several = several || detail::stages_of(timeline.row(r)).size() > 1;
   }
   std::size_t const digits = std::to_string(rows.empty() ? 0 : rows.size() - 1).size();
   int const width = std::max(options.width - static_cast<int>(digits) - 8, 10);

@@ -84,10 +84,9 @@ struct Fifo {
             "; give one layer for each stage behind the first");
     auto const played = play_workers(workers, server, shape.microbatches);
     Table table{.stages = shape.ranks, .microbatches = shape.microbatches};
-    for (auto const& row : played[0].timeline.rows) {
-      table.begin_row();
-      for (Span const& span : row) table.add(span.action);
-    }
+    Timeline const& timeline = played[0].timeline;
+    table.row_begin = timeline.row_begin;
+    for (Span const& span : timeline.spans) table.add(span.action);
     return table;
   }
 };

@@ -100,16 +100,19 @@ class WaveExchange {
     for (Links const& links : server.links) links_.emplace_back(links);
     for (std::size_t w = 0; w < workers.size(); ++w) {
       first_rank_.push_back(static_cast<int>(stages_.size()));
+      Timeline& timeline = played_[w].timeline;  // each stage runs 2 * minibatches actions
       for (int s = 0; s < workers[w].stages(); ++s) {
         auto const& cuts = workers[w].cuts;
         std::size_t const stage = at(s);
         stages_.push_back({.worker = static_cast<int>(w),
                            .first = s == 0 ? 0 : cuts[stage - 1],
-                           .last = stage < cuts.size() ? cuts[stage] : layers_});
+                           .last = stage < cuts.size() ? cuts[stage] : layers_,
+                           .next_span = timeline.spans.size()});
+        timeline.begin_row();
+        timeline.spans.resize(timeline.spans.size() + 2 * at(minibatches));
       }
       for (std::size_t l = 0; l < workers[w].layer_links.size(); ++l)
         layer_links_(l, w) = workers[w].layer_links[l];
-      played_[w].timeline.rows.resize(at(workers[w].stages()));
     }
     for (WorkerStage& stage : stages_) ask(stage);
   }
@@ -123,9 +126,8 @@ class WaveExchange {
 
   void ran(StagePart const& part, Kind kind, int n, double start_s, double end_s) {
     WorkerStage& stage = stages_[at(part.rank)];
-    PlayedWorker& played = played_[at(stage.worker)];
-    played.timeline.rows[at(part.stage)].push_back(
-        {{.kind = kind, .stage = part.stage, .microbatch = n}, start_s, end_s, false});
+    played_[at(stage.worker)].timeline.spans[stage.next_span++] = {
+        {.kind = kind, .stage = part.stage, .microbatch = n}, start_s, end_s};
     if (kind == Kind::forward) {
       int const rounds = needs_[at(n)];
       if (rounds == stage.taken) return;
@@ -178,13 +180,14 @@ class WaveExchange {
   /// A stage of a worker.
   struct WorkerStage {
     int worker = 0;
-    int first = 0, last = 0;  // layers first <= l < last
-    double push_s = never;    // when it pushes next
-    int taken = 0;            // rounds that its minibatches see
-    int rounds = 0;           // that have arrived
-    double arrived_s = 0;     // when they came
-    int asks = 0;             // rounds that it has asked for
-    int missing = 0;          // layers of those
+    int first = 0, last = 0;    // layers first <= l < last
+    std::size_t next_span = 0;  // of the worker's timeline
+    double push_s = never;      // when it pushes next
+    int taken = 0;              // rounds that its minibatches see
+    int rounds = 0;             // that have arrived
+    double arrived_s = 0;       // when they came
+    int asks = 0;               // rounds that it has asked for
+    int missing = 0;            // layers of those
   };
 
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
@@ -253,8 +256,7 @@ class WaveExchange {
 
   static void measure(PlayedWorker& played, std::vector<Interval> const& waits) {
     std::vector<Interval> busy;
-    for (auto const& row : played.timeline.rows)
-      for (Span const& span : row) busy.emplace_back(span.start_s, span.end_s);
+    for (Span const& span : played.timeline.spans) busy.emplace_back(span.start_s, span.end_s);
     busy = joined(std::move(busy));
     for (Interval const& wait : joined(waits)) {
       double const seconds = wait.second - wait.first;

@@ -132,8 +132,7 @@ class Profiler {
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
       (void)run(train.step(batch));
       if (pass < 0) continue;
-      for (auto const& row : train.timeline().rows)
-        for (schedule::Span const& span : row) times[span.action.stage].add(span);
+      for (schedule::Span const& span : train.timeline().spans) times[span.action.stage].add(span);
     }
     auto profile = timed(times, machine.parameters());
     for (std::size_t l = 0; l < layers; ++l) {

@@ -194,7 +194,7 @@ TEST_CASE("collective/GroupedPushes: the exchange hides behind the backward that
   int pushes = 0;
   double backward_s = 0;
   auto const timeline = layerwise.timeline();
-  for (auto const& span : timeline.rows[0]) {
+  for (auto const& span : timeline.row(0)) {
     pushes += span.action.kind == sg::schedule::Kind::push ? 1 : 0;
     if (span.action.kind == sg::schedule::Kind::backward) backward_s += span.end_s - span.start_s;
   }

@@ -185,7 +185,7 @@ TEST_CASE("cuda/ahead: what looks at parameters or runs otherwise waits by itsel
   train.record(true);
   auto recorded = sg::enqueue(train.step(data[5]));
   CHECK(recorded.done());
-  CHECK(train.timeline().rows.size() == 3);
+  CHECK(train.timeline().ranks() == 3);
   CHECK((bits(train) == course.bits[5]));
 }
 

@@ -308,14 +308,14 @@ TEST_CASE("cuda/Gpus: a recorded step of stages that enqueue has the device's ow
       auto const timeline = run.timeline();
       REQUIRE(timeline.ranks() == 3);
       for (std::size_t r = 0; r < 3; ++r) {
-        REQUIRE(timeline.rows[r].size() == 4);
+        REQUIRE(timeline.row(r).size() == 4);
         double last_s = 0;
         for (std::size_t m = 0; m < 4; ++m) {
-          auto const& span = timeline.rows[r][m];
+          auto const& span = timeline.row(r)[m];
           CHECK(span.action.microbatch == static_cast<int>(m));
           CHECK(span.start_s >= last_s);
           CHECK(span.end_s >= span.start_s);
-          if (r > 0) CHECK(span.start_s >= timeline.rows[r - 1][m].end_s);  // its input was there
+          if (r > 0) CHECK(span.start_s >= timeline.row(r - 1)[m].end_s);  // its input was there
           last_s = span.end_s;
         }
       }
@@ -325,7 +325,7 @@ TEST_CASE("cuda/Gpus: a recorded step of stages that enqueue has the device's ow
     CHECK(si::calls(si::Call::event_create) == events);
     run.record(false);
     predict();
-    CHECK(run.timeline().rows[0].empty());
+    CHECK(run.timeline().spans.empty());
   }
   si::reset();
   CHECK(session.left() == si::Live{});

@@ -190,8 +190,7 @@ struct Prediction {
 
 double end_of(sg::schedule::Timeline const& timeline) {
   double last = 0;
-  for (auto const& row : timeline.rows)
-    for (auto const& span : row) last = std::max(last, span.end_s);
+  for (auto const& span : timeline.spans) last = std::max(last, span.end_s);
   return last;
 }
 
@@ -261,10 +260,11 @@ TEST_CASE(
                     .costs = costs, .sum = line, .layer_backward_s = {700, 800, 900, 1, 2, 3, 4}},
                 {3}, schedule, options);
     sg::run(train.step(row_model::batch(0, 1, 4, false)));
-    auto rows = train.reductions().rows;
-    rows.erase(
-        std::remove_if(rows.begin(), rows.end(), [](auto const& row) { return row.empty(); }),
-        rows.end());
+    auto const reductions = train.reductions();
+    std::vector<std::vector<sg::schedule::Span>> rows;
+    for (int r = 0; r < reductions.ranks(); ++r)
+      if (auto const row = reductions.row(r); !row.empty())
+        rows.emplace_back(row.begin(), row.end());
     REQUIRE(rows.size() == 2);
     return rows;
   };

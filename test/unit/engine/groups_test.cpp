@@ -344,7 +344,9 @@ TEST_CASE("engine/groups: in virtual time a layer that groups take as two costs 
     data.inputs.push_back(numbers<double>(6, inputs, 1));
     data.targets.push_back(numbers<double>(6, 7, 2));
     sg::run(train.step(data));
-    for (auto const& row : train.timeline().rows) CHECK(row.back().end_s == Approx(18.0 / members));
+    auto const timeline = train.timeline();
+    for (int r = 0; r < timeline.ranks(); ++r)
+      CHECK(timeline.row(r).back().end_s == Approx(18.0 / members));
   }
 }
 
@@ -534,7 +536,7 @@ TEST_CASE("engine/groups: what is recorded are the actions of the table", "[engi
     REQUIRE(timeline.ranks() == 8);
     for (int r = 0; r < 8; ++r) {
       std::vector<sg::schedule::Action> ran;
-      for (auto const& span : timeline.rows[static_cast<std::size_t>(r)]) {
+      for (auto const& span : timeline.row(r)) {
         CHECK(span.start_s <= span.end_s);
         if (!span.repeated) ran.push_back(span.action);
       }
@@ -575,7 +577,9 @@ TEST_CASE(
         members == 1
             ? 0
             : others * (2 * line(rows * 8 / k) + 2 * line(rows * 12 / k) + line(rows * 16 / k));
-    for (auto const& row : train.timeline().rows) {
+    auto const timeline = train.timeline();
+    for (int r = 0; r < timeline.ranks(); ++r) {
+      auto const row = timeline.row(r);
       CHECK(row.back().end_s == Approx(18.0 / members + exchanges));
       double exchanged = 0;
       for (auto const& span : row) exchanged += span.exchange_s;

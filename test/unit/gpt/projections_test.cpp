@@ -226,8 +226,7 @@ TEST_CASE("gpt/Projections: shared by groups, a step takes as long as predicted"
       }
       sg::run(train.step(data));
       double run_s = 0;
-      for (auto const& row : train.timeline().rows)
-        for (auto const& span : row) run_s = std::max(run_s, span.end_s);
+      for (auto const& span : train.timeline().spans) run_s = std::max(run_s, span.end_s);
       CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
     }
 }

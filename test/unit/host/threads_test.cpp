@@ -238,7 +238,7 @@ TEST_CASE("host/Threads: a recorded step has every action once, in order, within
   auto const timeline = train.timeline();
   REQUIRE(timeline.ranks() == 4);
   for (int r = 0; r < 4; ++r) {
-    auto const& row = timeline.rows[static_cast<std::size_t>(r)];
+    auto const& row = timeline.row(r);
     REQUIRE(row.size() == table.row(r).size());
     double last_s = 0;
     for (std::size_t i = 0; i < row.size(); ++i) {
@@ -252,7 +252,7 @@ TEST_CASE("host/Threads: a recorded step has every action once, in order, within
   CHECK(train.peak_in_flight() == std::vector<int>{4, 3, 2, 1});
   train.record(false);
   sg::run(train.step(data));
-  CHECK(train.timeline().rows[0].empty());
+  CHECK(train.timeline().spans.empty());
 }
 
 TEST_CASE("host/Worker: a thread that parks misses no signal", "[host]") {

@@ -129,8 +129,7 @@ Outcome outcome(Case of, std::size_t rows, Sums sums, double startup_s = alpha_s
   }
   sg::run(train.step(data));
   for (auto const& timeline : {train.timeline(), train.reductions()})
-    for (auto const& row : timeline.rows)
-      for (auto const& span : row) result.run_s = std::max(result.run_s, span.end_s);
+    for (auto const& span : timeline.spans) result.run_s = std::max(result.run_s, span.end_s);
   return result;
 }
 

@@ -62,7 +62,7 @@ TEST_CASE("plan/simulate: an iteration of three stages, by hand", "[plan]") {
   CHECK(simulate(v, 4, std::vector<int>{3, 2, 1}, &t) == 18);
   REQUIRE(t.ranks() == 3);
   std::string first;
-  for (auto const& span : t.rows[0])
+  for (auto const& span : t.row(0))
     first += std::string(schedule::name(span.action.kind)) +
              std::to_string(span.action.microbatch) + "@" +
              std::to_string(static_cast<int>(span.start_s)) + " ";

@@ -170,7 +170,7 @@ TEST_CASE(
     auto const table = plan.schedule(0).table({2, 3 * plan.in_flight});
     for (int s = 0; s < 2; ++s) {
       auto const row = table.row(s);
-      auto const& spans = played[0].timeline.rows[static_cast<std::size_t>(s)];
+      auto const& spans = played[0].timeline.row(s);
       REQUIRE(
           std::equal(row.begin(), row.end(), spans.begin(), spans.end(),
                      [](auto const& action, auto const& span) { return action == span.action; }));
@@ -263,8 +263,7 @@ TEST_CASE("plan/VirtualWorkers: takes workers with a staleness model of one's ow
   auto const table = mine.schedule(1, model).table({2, 40});
   for (int s = 0; s < 2; ++s) {
     std::vector<schedule::Action> row;
-    for (auto const& span : played[1].timeline.rows[static_cast<std::size_t>(s)])
-      row.push_back(span.action);
+    for (auto const& span : played[1].timeline.row(s)) row.push_back(span.action);
     CHECK(std::equal(row.begin(), row.end(), table.row(s).begin(), table.row(s).end()));
   }
   REQUIRE_THROWS_WITH(with(4),

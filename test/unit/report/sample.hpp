@@ -81,6 +81,12 @@ inline Rows v_shape(int ranks, int microbatches) {
   return rows;
 }
 
+inline Timeline timeline_of(std::vector<std::vector<Span>> const& rows) {
+  Timeline timeline;
+  for (auto const& row : rows) timeline.add_row(row);
+  return timeline;
+}
+
 /// Times of a row of actions: each as soon as its rank is free and its inputs are there. `jitter`
 /// lengthens each action by up to this share, by a fixed sequence.
 inline Timeline play(Rows const& rows, double forward_s, double input_s, double weight_s,
@@ -89,8 +95,7 @@ inline Timeline play(Rows const& rows, double forward_s, double input_s, double 
   for (auto const& row : rows) {
     for (Action const& a : row) last = std::max(last, a.stage);
   }
-  Timeline timeline;
-  timeline.rows.resize(rows.size());
+  std::vector<std::vector<Span>> spans(rows.size());
   std::map<std::tuple<char, int, int>, double>
       done;  // 'F' or 'G' (input gradient), stage, microbatch
   std::vector<double> free(rows.size());
@@ -102,8 +107,8 @@ inline Timeline play(Rows const& rows, double forward_s, double input_s, double 
   for (bool moved = true; moved;) {
     moved = false;
     for (std::size_t r = 0; r < rows.size(); ++r) {
-      while (timeline.rows[r].size() < rows[r].size()) {
-        Action const& a = rows[r][timeline.rows[r].size()];
+      while (spans[r].size() < rows[r].size()) {
+        Action const& a = rows[r][spans[r].size()];
         bool const forward = a.kind == Kind::forward;
         std::optional<double> ready = 0;
         if (forward && a.stage > 0) ready = end_of('F', a.stage - 1, a.microbatch);
@@ -118,7 +123,7 @@ inline Timeline play(Rows const& rows, double forward_s, double input_s, double 
         random = random * 1664525U + 1013904223U;
         length *= 1 + jitter * static_cast<double>(random >> 8U) / (1U << 24U);
         double const start = std::max(free[r], *ready);
-        timeline.rows[r].push_back({a, start, start + length});
+        spans[r].push_back({a, start, start + length});
         free[r] = start + length;
         if (a.kind != Kind::backward_weight) {
           done[{forward ? 'F' : 'G', a.stage, a.microbatch}] = free[r];
@@ -127,7 +132,19 @@ inline Timeline play(Rows const& rows, double forward_s, double input_s, double 
       }
     }
   }
-  return timeline;
+  return timeline_of(spans);
+}
+
+/// A span of a timeline, to change it.
+inline Span& span_at(Timeline& timeline, std::size_t rank, std::size_t at) {
+  return timeline.spans.at(timeline.row_begin.at(rank) + at);
+}
+
+/// Adds a span to the end of a row.
+inline void add_to_row(Timeline& timeline, std::size_t rank, Span const& span) {
+  auto const end = timeline.row(rank).size() + timeline.row_begin[rank];
+  timeline.spans.insert(timeline.spans.begin() + static_cast<std::ptrdiff_t>(end), span);
+  for (std::size_t r = rank + 1; r < timeline.row_begin.size(); ++r) ++timeline.row_begin[r];
 }
 
 }  // namespace sample

@@ -68,10 +68,10 @@ TEST_CASE("report/summarize: bubble and peak of GPipe and 1F1B are the papers'",
 
 TEST_CASE("report/summarize: makespan and span differ where ranks start and end apart",
           "[report]") {
-  Timeline timeline;
-  timeline.rows = {{{{Kind::forward, 0, 0}, 1, 3}, {{Kind::forward, 0, 1}, 3, 4}},
-                   {{{Kind::forward, 1, 0}, 3, 9}},
-                   {}};
+  Timeline timeline =
+      sample::timeline_of({{{{Kind::forward, 0, 0}, 1, 3}, {{Kind::forward, 0, 1}, 3, 4}},
+                           {{{Kind::forward, 1, 0}, 3, 9}},
+                           {}});
   report::Summary const s = report::summarize(timeline);
   CHECK(s.makespan_s == 8);
   CHECK(s.longest_span_s == 6);
@@ -87,14 +87,13 @@ TEST_CASE(
     "frees",
     "[report]") {
   for (bool const backward_first : {false, true}) {
-    Timeline timeline;
     schedule::Span forward{{Kind::forward, 0, 1}, 1, 4};
     schedule::Span backward{{Kind::backward, 0, 0}, 1, 4};
     (backward_first ? backward : forward).action.overlaps_next = true;
-    timeline.rows = {{{{Kind::forward, 0, 0}, 0, 1},
-                      backward_first ? backward : forward,
-                      backward_first ? forward : backward,
-                      {{Kind::backward, 0, 1}, 4, 6}}};
+    Timeline const timeline = sample::timeline_of({{{{Kind::forward, 0, 0}, 0, 1},
+                                                    backward_first ? backward : forward,
+                                                    backward_first ? forward : backward,
+                                                    {{Kind::backward, 0, 1}, 4, 6}}});
     report::Summary const s = report::summarize(timeline);
     CHECK(s.work_s[0] == 6);
     CHECK(s.bubble_s == 0);
@@ -103,10 +102,9 @@ TEST_CASE(
 }
 
 TEST_CASE("report/summarize: messages are no work and no part of a span", "[report]") {
-  Timeline timeline;
-  timeline.rows = {{{{Kind::recv_forward, 0, 0}, 0, 1},
-                    {{Kind::forward, 0, 0}, 1, 2},
-                    {{Kind::send_forward, 0, 0}, 2, 5}}};
+  Timeline timeline = sample::timeline_of({{{{Kind::recv_forward, 0, 0}, 0, 1},
+                                            {{Kind::forward, 0, 0}, 1, 2},
+                                            {{Kind::send_forward, 0, 0}, 2, 5}}});
   report::Summary const s = report::summarize(timeline);
   CHECK(s.makespan_s == 1);
   CHECK(s.work_s[0] == 1);
@@ -150,11 +148,10 @@ TEST_CASE("report/summarize: nothing comes to nothing, and impossible times are 
   CHECK(s.makespan_s == 0);
   CHECK(s.bubble_share() == 0);
   CHECK(s.busiest_work_s() == 0);
-  Timeline timeline;
-  timeline.rows = {{{{Kind::forward, 2, 7}, 3, 1}}};
+  Timeline timeline = sample::timeline_of({{{{Kind::forward, 2, 7}, 3, 1}}});
   CHECK_THROWS_WITH(report::summarize(timeline),
                     Catch::Contains("2F7 of rank 0 runs from 3 s to 1 s"));
-  timeline.rows[0][0].start_s = std::numeric_limits<double>::quiet_NaN();
+  timeline.spans[0].start_s = std::numeric_limits<double>::quiet_NaN();
   CHECK_THROWS_AS(report::summarize(timeline), stagger::Error);
 }
 
@@ -163,9 +160,9 @@ TEST_CASE("report/measured_costs: the median of each kind at each stage, over al
   std::vector<Timeline> steps(3);
   double const lengths[] = {1, 2, 30};
   for (std::size_t i = 0; i < 3; ++i) {
-    steps[i].rows = {
-        {{{Kind::forward, 1, 0}, 0, lengths[i]}, {{Kind::backward_weight, 1, 0}, 40, 41}},
-        {{{Kind::forward, 0, 0}, 5, 6}, {{Kind::forward, 0, 1}, 6, 9}}};
+    steps[i] = sample::timeline_of(
+        {{{{Kind::forward, 1, 0}, 0, lengths[i]}, {{Kind::backward_weight, 1, 0}, 40, 41}},
+         {{{Kind::forward, 0, 0}, 5, 6}, {{Kind::forward, 0, 1}, 6, 9}}});
   }
   auto const stages = report::measured_costs(steps).stages;
   REQUIRE(stages.size() == 2);
@@ -176,16 +173,15 @@ TEST_CASE("report/measured_costs: the median of each kind at each stage, over al
 }
 
 TEST_CASE("report/measured_costs: slices of a microbatch add up, pairs are left out", "[report]") {
-  Timeline timeline;
-  timeline.rows = {{{{Kind::forward, 0, 0, 0}, 0, 1},
-                    {{Kind::forward, 0, 0, 1}, 1, 3},
-                    {{Kind::forward, 0, 1, 0, true}, 3, 9},
-                    {{Kind::backward, 0, 0}, 3, 9}}};
+  Timeline timeline = sample::timeline_of({{{{Kind::forward, 0, 0, 0}, 0, 1},
+                                            {{Kind::forward, 0, 0, 1}, 1, 3},
+                                            {{Kind::forward, 0, 1, 0, true}, 3, 9},
+                                            {{Kind::backward, 0, 0}, 3, 9}}});
   auto const stages = report::measured_costs(std::span<Timeline const>{&timeline, 1}).stages;
   REQUIRE(stages.size() == 1);
   CHECK(stages[0].forward_s == 3);
   CHECK(stages[0].backward_input_s == 0);
-  timeline.rows[0][0].action.stage = -1;
+  timeline.spans[0].action.stage = -1;
   CHECK_THROWS_WITH(report::measured_costs(std::span<Timeline const>{&timeline, 1}),
                     Catch::Contains("stage -1"));
 }
@@ -205,13 +201,12 @@ TEST_CASE("report/measured_costs: costs of an undisturbed run predict that run",
 TEST_CASE(
     "report/summarize: a repeated forward is work, a cost of its backward, and no second flight",
     "[report]") {
-  Timeline timeline;
-  timeline.rows = {{{{Kind::forward, 0, 0}, 0, 2, false},
-                    {{Kind::forward, 0, 1}, 2, 4, false},
-                    {{Kind::forward, 0, 0}, 4, 6, true},
-                    {{Kind::backward, 0, 0}, 7, 10, false},
-                    {{Kind::forward, 0, 1}, 10, 12, true},
-                    {{Kind::backward, 0, 1}, 12, 15, false}}};
+  Timeline timeline = sample::timeline_of({{{{Kind::forward, 0, 0}, 0, 2, false},
+                                            {{Kind::forward, 0, 1}, 2, 4, false},
+                                            {{Kind::forward, 0, 0}, 4, 6, true},
+                                            {{Kind::backward, 0, 0}, 7, 10, false},
+                                            {{Kind::forward, 0, 1}, 10, 12, true},
+                                            {{Kind::backward, 0, 1}, 12, 15, false}}});
   auto const summary = report::summarize(timeline);
   CHECK(summary.peak_in_flight == std::vector<int>{2});
   CHECK(summary.work_s[0] == 14);

@@ -147,10 +147,10 @@ void check_blocks(Picture const& picture, Timeline const& timeline, double width
   double const left = picture.rails.at(rail)[0];
   double const scale = (width - left - 20) / longest_s;
   std::size_t total = 0;
-  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+  for (std::size_t r = 0; r < timeline.row_begin.size(); ++r) {
     std::array<double, 4> const& lane = picture.rails.at(rail + r);
     double const middle = lane[1] + lane[3] / 2;
-    for (auto const& span : timeline.rows[r]) {
+    for (auto const& span : timeline.row(r)) {
       std::string const kind = std::string(1, "fbiw"[static_cast<int>(span.action.kind)]) + "0";
       auto const matches =
           std::count_if(picture.boxes.begin(), picture.boxes.end(), [&](Box const& box) {
@@ -191,13 +191,9 @@ TEST_CASE("report/svg: every action is exactly one block, where its times say", 
       Timeline const timeline =
           sample::play(sample::one_f_one_b(ranks, 8, split), 1.3e-3, 1e-3, 0.8e-3, 0.1);
       double longest = 0;
-      std::size_t actions = 0;
-      for (auto const& row : timeline.rows) {
-        longest = std::max(longest, row.back().end_s);
-        actions += row.size();
-      }
+      for (auto const& span : timeline.spans) longest = std::max(longest, span.end_s);
       Picture const picture(report::svg(timeline, {.width = 1100, .title = "t"}));
-      CHECK(picture.boxes.size() == actions);
+      CHECK(picture.boxes.size() == timeline.spans.size());
       check_blocks(picture, timeline, 1100, longest, 0);
     }
   }
@@ -255,12 +251,12 @@ TEST_CASE("report/svg: all blocks of a kind that have room for their numbers sho
     }
   }
   Timeline uneven;  // thirty long blocks, and one that is too short for its number
-  uneven.rows.resize(1);
+  uneven.begin_row();
   for (int m = 0; m <= 30; ++m) {
-    double const start = uneven.rows[0].empty() ? 0 : uneven.rows[0].back().end_s;
-    uneven.rows[0].push_back({.action = {.kind = Kind::forward, .microbatch = m},
-                              .start_s = start,
-                              .end_s = start + (m == 7 ? 0.05 : 1)});
+    double const start = uneven.spans.empty() ? 0 : uneven.spans.back().end_s;
+    uneven.add({.action = {.kind = Kind::forward, .microbatch = m},
+                .start_s = start,
+                .end_s = start + (m == 7 ? 0.05 : 1)});
   }
   Picture const picture(report::svg(uneven));
   CHECK(picture.labels.size() == 30);
@@ -269,10 +265,9 @@ TEST_CASE("report/svg: all blocks of a kind that have room for their numbers sho
 
 TEST_CASE("report/svg: legend and figures stay inside a narrow picture", "[report]") {
   Timeline timeline = sample::play(sample::one_f_one_b(2, 3, true), 1, 1, 1);
-  auto& row = timeline.rows[0];
   for (Kind const kind : {Kind::backward, Kind::reduce_gradient, Kind::send_forward}) {
-    double const end = row.back().end_s;
-    row.push_back({.action = {.kind = kind}, .start_s = end, .end_s = end + 1});
+    double const end = timeline.row(0).back().end_s;
+    sample::add_to_row(timeline, 0, {.action = {.kind = kind}, .start_s = end, .end_s = end + 1});
   }
   for (int width = 200; width <= 1200; width += 50) {
     std::size_t entries = 0, figures = 0;
@@ -302,10 +297,9 @@ TEST_CASE("report/svg: stages of one rank have shades of their own", "[report]")
 }
 
 TEST_CASE("report/svg: the halves of a pair share its time, one above the other", "[report]") {
-  Timeline timeline;
-  timeline.rows = {{{{Kind::forward, 0, 0, 0, true}, 0, 2},
-                    {{Kind::backward, 1, 3}, 0, 2},
-                    {{Kind::forward, 0, 1}, 2, 3}}};
+  Timeline const timeline = sample::timeline_of({{{{Kind::forward, 0, 0, 0, true}, 0, 2},
+                                                  {{Kind::backward, 1, 3}, 0, 2},
+                                                  {{Kind::forward, 0, 1}, 2, 3}}});
   Picture const picture(report::svg(timeline));
   REQUIRE(picture.boxes.size() == 3);
   Box const upper = picture.of("f0 h").at(0);
@@ -318,8 +312,8 @@ TEST_CASE("report/svg: the halves of a pair share its time, one above the other"
 
 TEST_CASE("report/svg: messages are thin lines below their lane, if they are wanted", "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);
-  timeline.rows[0].push_back({{Kind::send_forward, 0, 0}, 1, 1.5});
-  timeline.rows[1].push_back({{Kind::recv_forward, 1, 0}, 1, 1.5});
+  sample::add_to_row(timeline, 0, {{Kind::send_forward, 0, 0}, 1, 1.5});
+  sample::add_to_row(timeline, 1, {{Kind::recv_forward, 1, 0}, 1, 1.5});
   Picture const with(report::svg(timeline));
   auto const lines = with.of("m0");
   REQUIRE(lines.size() == 2);
@@ -334,8 +328,8 @@ TEST_CASE(
     "report/svg: a push is a thin line below its lane, a pull one above, as long as they take",
     "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);  // 9 long
-  timeline.rows[1].push_back({{Kind::push, 1, 0}, 4, 12});
-  timeline.rows[1].push_back({{Kind::pull, 1, 1}, 12, 18});
+  sample::add_to_row(timeline, 1, {{Kind::push, 1, 0}, 4, 12});
+  sample::add_to_row(timeline, 1, {{Kind::pull, 1, 1}, 12, 18});
   Picture const picture(report::svg(timeline, {.width = 1000}));
   auto const push = picture.of("p0");
   auto const pull = picture.of("q0");
@@ -352,8 +346,8 @@ TEST_CASE(
 TEST_CASE("report/svg: a reduction is a block of its own kind, inside the picture", "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);  // 9 long
   for (int r = 0; r < 2; ++r)
-    timeline.rows[static_cast<std::size_t>(r)].push_back(
-        {{Kind::reduce_gradient, r, 0}, 9.0 - 2 * r, 14.0 - 2 * r});
+    sample::add_to_row(timeline, static_cast<std::size_t>(r),
+                       {{Kind::reduce_gradient, r, 0}, 9.0 - 2 * r, 14.0 - 2 * r});
   Picture const picture(report::svg(timeline, {.width = 1000}));
   auto const blocks = picture.of("r0");
   REQUIRE(blocks.size() == 2);
@@ -381,7 +375,7 @@ TEST_CASE("report/svg: where blocks are below a pixel, areas have their shares o
   CHECK_THAT(picture.all_text, Catch::Contains("blocks are narrower than a pixel"));
   CHECK(text.size() < 10000);
   double length = 0;
-  for (auto const& row : timeline.rows) length = std::max(length, row.back().end_s);
+  for (auto const& span : timeline.spans) length = std::max(length, span.end_s);
   double const scale = picture.rails[0][2] / length;
   for (std::size_t r = 0; r < ranks; ++r) {
     auto const& rail = picture.rails[r];
@@ -404,9 +398,9 @@ TEST_CASE("report/svg: where blocks are below a pixel, areas have their shares o
         8000);
   CHECK(Picture(report::svg(timeline, {.width = 9000})).boxes.size() == 28000);
   // Messages share a line.
-  timeline.rows[0].push_back({{Kind::send_forward, 0, 0}, 1, 1.5});
-  timeline.rows[0].push_back({{Kind::send_forward, 0, 1}, 2, 2.5});
-  timeline.rows[0].push_back({{Kind::send_forward, 0, 1999}, 5000, 5000.5});
+  sample::add_to_row(timeline, 0, {{Kind::send_forward, 0, 0}, 1, 1.5});
+  sample::add_to_row(timeline, 0, {{Kind::send_forward, 0, 1}, 2, 2.5});
+  sample::add_to_row(timeline, 0, {{Kind::send_forward, 0, 1999}, 5000, 5000.5});
   CHECK(Picture(report::svg(timeline)).of("m0").size() == 2);
 }
 
@@ -414,7 +408,7 @@ TEST_CASE("report/svg: two timelines share one time scale", "[report]") {
   Timeline const predicted = sample::play(sample::one_f_one_b(3, 6), 1, 1, 1);
   Timeline const measured = sample::play(sample::one_f_one_b(3, 6), 1, 1, 1, 0.3);
   double longest = 0;
-  for (auto const& row : measured.rows) longest = std::max(longest, row.back().end_s);
+  for (auto const& span : measured.spans) longest = std::max(longest, span.end_s);
   Picture const picture(report::svg(predicted, measured, {.width = 800}));
   REQUIRE(picture.rails.size() == 6);
   CHECK(picture.boxes.size() == 72);
@@ -501,9 +495,9 @@ TEST_CASE("report/svg: numbers do not follow the locale", "[report]") {
 TEST_CASE("report/svg: an empty timeline is an empty picture", "[report]") {
   CHECK(Picture(report::svg(Timeline{})).boxes.empty());
   Timeline rows;
-  rows.rows.resize(3);
+  rows.row_begin.resize(3);
   CHECK(Picture(report::svg(rows)).rails.size() == 3);
-  rows.rows[1].push_back({{Kind::forward, 0, 0}, 5, 5});
+  sample::add_to_row(rows, 1, {{Kind::forward, 0, 0}, 5, 5});
   CHECK(Picture(report::svg(rows)).boxes.size() == 1);
 }
 
@@ -513,7 +507,7 @@ TEST_CASE("report/svg: what cannot be drawn is refused with a remedy", "[report]
                     Catch::Contains("50 pixels") && Catch::Contains("200"));
   report::SvgPanel const panel{};
   CHECK_THROWS_AS(report::svg(std::span{&panel, 1}), stagger::Error);
-  timeline.rows[0][1].start_s = std::numeric_limits<double>::quiet_NaN();
+  timeline.spans[1].start_s = std::numeric_limits<double>::quiet_NaN();
   CHECK_THROWS_WITH(report::svg(timeline), Catch::Contains("0F1 of rank 0"));
 }
 

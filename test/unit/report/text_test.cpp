@@ -70,8 +70,8 @@ TEST_CASE("report/text: with several stages on a rank a cell names its stage", "
 TEST_CASE("report/text: a reduction of gradients is an R", "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 1), 1, 1, 1);
   for (int r = 0; r < 2; ++r)
-    timeline.rows[static_cast<std::size_t>(r)].push_back(
-        {{Kind::reduce_gradient, r, 0}, 6.0 - 2 * r, 8.0 - 2 * r});
+    sample::add_to_row(timeline, static_cast<std::size_t>(r),
+                       {{Kind::reduce_gradient, r, 0}, 6.0 - 2 * r, 8.0 - 2 * r});
   CHECK(report::gantt(timeline, {.footer = false}) ==
         "rank 0 | F0 .. .. .. B0=== R++++ |\n"
         "rank 1 | .. F0 B0=== R++++ .. .. |\n");
@@ -81,11 +81,10 @@ TEST_CASE("report/text: a reduction of gradients is an R", "[report]") {
 }
 
 TEST_CASE("report/text: an overlapped pair is one cell", "[report]") {
-  Timeline timeline;
-  timeline.rows = {{{{Kind::forward, 0, 0}, 0, 1},
-                    {{Kind::forward, 0, 1, 0, true}, 1, 2},
-                    {{Kind::backward, 0, 0}, 1, 2},
-                    {{Kind::backward, 0, 1}, 2, 3}}};
+  Timeline const timeline = sample::timeline_of({{{{Kind::forward, 0, 0}, 0, 1},
+                                                  {{Kind::forward, 0, 1, 0, true}, 1, 2},
+                                                  {{Kind::backward, 0, 0}, 1, 2},
+                                                  {{Kind::backward, 0, 1}, 2, 3}}});
   CHECK(report::gantt(timeline, {.footer = false}) == "rank 0 | F0   F1B0 B1   |\n");
 }
 
@@ -105,14 +104,14 @@ TEST_CASE("report/text: measured times are drawn in proportion, every line equal
       Timeline const timeline =
           sample::play(sample::one_f_one_b(ranks, 6), 1.7e-3, 1e-3, 1e-3, 0.2);
       auto const rows = lines(report::gantt(timeline, {.width = width, .footer = false}));
-      REQUIRE(rows.size() == timeline.rows.size());
+      REQUIRE(rows.size() == timeline.row_begin.size());
       double makespan = 0;
-      for (auto const& row : timeline.rows) makespan = std::max(makespan, row.back().end_s);
+      for (auto const& span : timeline.spans) makespan = std::max(makespan, span.end_s);
       for (std::size_t r = 0; r < rows.size(); ++r) {
         CHECK(rows[r].size() == rows[0].size());
         CHECK(rows[r].size() <= static_cast<std::size_t>(width));
         double work = 0;
-        for (auto const& span : timeline.rows[r]) work += span.end_s - span.start_s;
+        for (auto const& span : timeline.row(r)) work += span.end_s - span.start_s;
         std::size_t const from = rows[r].find('|') + 1;
         std::string const bar = rows[r].substr(from, rows[r].size() - from - 1);
         auto const busy = static_cast<double>(bar.size()) -
@@ -128,11 +127,11 @@ TEST_CASE("report/text: measured times are drawn in proportion, every line equal
 TEST_CASE("report/text: empty timelines and times that cannot be drawn", "[report]") {
   CHECK(report::gantt(Timeline{}, {.footer = false}).empty());
   Timeline timeline;
-  timeline.rows.resize(2);
+  timeline.row_begin.resize(2);
   CHECK(report::gantt(timeline, {.footer = false}) == "rank 0 | |\nrank 1 | |\n");
-  timeline.rows[0].push_back({{Kind::forward, 0, 0}, 2, 2});
+  sample::add_to_row(timeline, 0, {{Kind::forward, 0, 0}, 2, 2});
   CHECK(lines(report::gantt(timeline)).size() == 3);
-  timeline.rows[0][0].end_s = std::numeric_limits<double>::infinity();
+  timeline.spans[0].end_s = std::numeric_limits<double>::infinity();
   CHECK_THROWS_WITH(report::gantt(timeline), Catch::Contains("0F0 of rank 0"));
 }
 

@@ -23,6 +23,7 @@ namespace {
 namespace report = stagger::report;
 using sample::Action;
 using sample::Kind;
+using sample::Span;
 using sample::Timeline;
 
 /// Microseconds with three decimals, as nanoseconds, without a detour over floating point.
@@ -153,10 +154,10 @@ std::vector<std::pair<std::string, std::string>> expected_arrows(Timeline const&
   auto const place = [&](std::size_t rank, Action const& a) {
     return process + "/rank " + std::to_string(rank) + "/" + cell(a) + "/" + std::to_string(step);
   };
-  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
-    for (auto const& from : timeline.rows[r]) {
-      for (std::size_t q = 0; q < timeline.rows.size(); ++q) {
-        for (auto const& to : timeline.rows[q]) {
+  for (std::size_t r = 0; r < timeline.row_begin.size(); ++r) {
+    for (auto const& from : timeline.row(r)) {
+      for (std::size_t q = 0; q < timeline.row_begin.size(); ++q) {
+        for (auto const& to : timeline.row(q)) {
           Action const& a = from.action;
           Action const& b = to.action;
           bool const same = a.microbatch == b.microbatch && a.slice == b.slice && q != r;
@@ -197,11 +198,11 @@ TEST_CASE("report/trace: slices are nested and carry the timeline's times to the
   for (Timeline const& timeline : timelines()) {
     Viewer const viewer(report::perfetto(timeline));
     REQUIRE(viewer.nested == 0);
-    for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+    for (std::size_t r = 0; r < timeline.row_begin.size(); ++r) {
       auto const slices = viewer.of("rank " + std::to_string(r));
-      REQUIRE(slices.size() == timeline.rows[r].size());
+      REQUIRE(slices.size() == timeline.row(r).size());
       for (std::size_t i = 0; i < slices.size(); ++i) {
-        auto const& span = timeline.rows[r][i];
+        auto const& span = timeline.row(r)[i];
         CHECK(slices[i].name == cell(span.action));
         CHECK(slices[i].start == std::llround(span.start_s * 1e9));
         CHECK(slices[i].end == std::llround(span.end_s * 1e9));
@@ -237,8 +238,8 @@ TEST_CASE("report/trace: the counter rises to the published peak and comes back 
 }
 
 TEST_CASE("report/trace: forward-only timelines have no counter", "[report]") {
-  Timeline timeline;
-  timeline.rows = {{{{Kind::forward, 0, 0}, 0, 1}}, {{{Kind::forward, 1, 0}, 1, 2}}};
+  Timeline const timeline =
+      sample::timeline_of({{{{Kind::forward, 0, 0}, 0, 1}}, {{{Kind::forward, 1, 0}, 1, 2}}});
   Viewer const viewer(report::perfetto(timeline));
   CHECK(viewer.counters.empty());
   CHECK(viewer.arrows.size() == 1);
@@ -282,17 +283,15 @@ TEST_CASE("report/trace: ties, zero lengths and ticks of a coarse clock stay nes
   SECTION("all at once") { tick_s = 1; }
   SECTION("ticks of 20 ns") { tick_s = 20e-9; }
   SECTION("weight gradients that take no time") { tick_s = 0; }
-  for (auto& row : timeline.rows) {
-    for (auto& span : row) {
-      if (tick_s == 0) continue;
-      span.start_s = std::floor(span.start_s / tick_s) * tick_s;
-      span.end_s = std::floor(span.end_s / tick_s) * tick_s;
-    }
+  for (auto& span : timeline.spans) {
+    if (tick_s == 0) continue;
+    span.start_s = std::floor(span.start_s / tick_s) * tick_s;
+    span.end_s = std::floor(span.end_s / tick_s) * tick_s;
   }
   Viewer const viewer(report::perfetto(timeline));
-  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+  for (std::size_t r = 0; r < timeline.row_begin.size(); ++r) {
     auto const slices = viewer.of("rank " + std::to_string(r));
-    REQUIRE(slices.size() == timeline.rows[r].size());
+    REQUIRE(slices.size() == timeline.row(r).size());
     for (std::size_t i = 1; i < slices.size(); ++i) CHECK(slices[i - 1].end <= slices[i].start);
     CHECK(viewer.counters.at("stagger/rank " + std::to_string(r)).rbegin()->second == 0);
   }
@@ -302,16 +301,14 @@ TEST_CASE("report/trace: ties, zero lengths and ticks of a coarse clock stay nes
 
 TEST_CASE("report/trace: an overlapped pair is one slice inside the other, arrows at both",
           "[report]") {
-  Timeline timeline;
-  timeline.rows.resize(2);
-  timeline.rows[0] = {{{Kind::forward, 0, 0}, 0, 1},
-                      {{Kind::forward, 0, 1, 0, true}, 3, 5},
-                      {{Kind::backward, 0, 0}, 3, 5},
-                      {{Kind::backward, 0, 1}, 8, 9}};
-  timeline.rows[1] = {{{Kind::forward, 1, 0}, 1, 2},
-                      {{Kind::backward, 1, 0}, 2, 3},
-                      {{Kind::forward, 1, 1}, 5, 6},
-                      {{Kind::backward, 1, 1}, 6, 8}};
+  Timeline const timeline = sample::timeline_of({{{{Kind::forward, 0, 0}, 0, 1},
+                                                  {{Kind::forward, 0, 1, 0, true}, 3, 5},
+                                                  {{Kind::backward, 0, 0}, 3, 5},
+                                                  {{Kind::backward, 0, 1}, 8, 9}},
+                                                 {{{Kind::forward, 1, 0}, 1, 2},
+                                                  {{Kind::backward, 1, 0}, 2, 3},
+                                                  {{Kind::forward, 1, 1}, 5, 6},
+                                                  {{Kind::backward, 1, 1}, 6, 8}}});
   Viewer const viewer(report::perfetto(timeline));
   CHECK(viewer.nested == 1);
   CHECK(viewer.arrows == expected_arrows(timeline, "stagger", 0));
@@ -324,7 +321,7 @@ TEST_CASE("report/trace: messages that overlap computation and each other get tr
           "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 3), 1, 1, 1);
   for (int m = 0; m < 3; ++m) {
-    timeline.rows[0].push_back({{Kind::send_forward, 0, m}, m + 1.0, m + 2.5});
+    sample::add_to_row(timeline, 0, {{Kind::send_forward, 0, m}, m + 1.0, m + 2.5});
   }
   Viewer const viewer(report::perfetto(timeline));
   CHECK(viewer.of("rank 0").size() == 6);
@@ -336,8 +333,8 @@ TEST_CASE("report/trace: messages that overlap computation and each other get tr
 TEST_CASE("report/trace: a reduction stands on its rank's track and sends no arrow", "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 1), 1, 1, 1);
   auto const arrows = Viewer(report::perfetto(timeline)).arrows;
-  for (int r = 0; r < 2; ++r)
-    timeline.rows[static_cast<std::size_t>(r)].push_back({{Kind::reduce_gradient, r, 0}, 9, 10});
+  for (std::size_t r = 0; r < 2; ++r)
+    sample::add_to_row(timeline, r, {{Kind::reduce_gradient, static_cast<int>(r), 0}, 9, 10});
   Viewer const viewer(report::perfetto(timeline));
   REQUIRE(viewer.of("rank 0").size() == 3);
   CHECK(viewer.of("rank 0")[2].name == "0REDUCE_GRAD");
@@ -370,9 +367,10 @@ TEST_CASE(
 }
 
 TEST_CASE("report/trace: a slice says what its weights lacked where that is known", "[report]") {
-  Timeline timeline{{{{{Kind::forward, 0, 0}, 0, 1}, {{Kind::forward, 0, 1}, 1, 2}}}};
-  timeline.rows[0][1].lacked = 3;
-  timeline.rows[0][1].lacked_of = 2;
+  Timeline timeline =
+      sample::timeline_of({{{{Kind::forward, 0, 0}, 0, 1}, {{Kind::forward, 0, 1}, 1, 2}}});
+  timeline.spans[1].lacked = 3;
+  timeline.spans[1].lacked_of = 2;
   json::Value const root = json::parse(report::perfetto(timeline));
   std::map<std::string, std::string> lacked;
   for (auto const& event : root.at("traceEvents").items)
@@ -386,11 +384,12 @@ TEST_CASE("report/trace: a slice says what its weights lacked where that is know
 
 TEST_CASE("report/trace: both slices of an overlapped pair say what their weights lacked",
           "[report]") {
-  Timeline timeline{{{{{Kind::forward, 0, 1}, 0, 1}, {{Kind::backward, 0, 0}, 0, 1}}}};
-  timeline.rows[0][0].action.overlaps_next = true;
+  Timeline timeline =
+      sample::timeline_of({{{{Kind::forward, 0, 1}, 0, 1}, {{Kind::backward, 0, 0}, 0, 1}}});
+  timeline.spans[0].action.overlaps_next = true;
   for (std::size_t half = 0; half < 2; ++half) {
-    timeline.rows[0][half].lacked = static_cast<int>(half) + 1;
-    timeline.rows[0][half].lacked_of = static_cast<std::uint16_t>(half + 3);
+    timeline.spans[half].lacked = static_cast<int>(half) + 1;
+    timeline.spans[half].lacked_of = static_cast<std::uint16_t>(half + 3);
   }
   json::Value const root = json::parse(report::perfetto(timeline));
   std::map<std::string, std::string> lacked;
@@ -403,14 +402,14 @@ TEST_CASE("report/trace: both slices of an overlapped pair say what their weight
 
 TEST_CASE("report/trace: a slice says how long it exchanged with its group, if it did",
           "[report]") {
-  Timeline timeline{{{{{Kind::forward, 0, 0}, 0, 1},
-                      {{Kind::forward, 0, 1}, 1, 2},
-                      {{Kind::forward, 0, 2}, 2, 3},
-                      {{Kind::backward, 0, 0}, 3, 4}}}};
-  timeline.rows[0][1].exchange_s = 0.25;
-  timeline.rows[0][2].exchange_s = 0.5;
-  timeline.rows[0][2].action.overlaps_next = true;
-  timeline.rows[0][3].exchange_s = 1.5e-9;
+  Timeline timeline = sample::timeline_of({{{{Kind::forward, 0, 0}, 0, 1},
+                                            {{Kind::forward, 0, 1}, 1, 2},
+                                            {{Kind::forward, 0, 2}, 2, 3},
+                                            {{Kind::backward, 0, 0}, 3, 4}}});
+  timeline.spans[1].exchange_s = 0.25;
+  timeline.spans[2].exchange_s = 0.5;
+  timeline.spans[2].action.overlaps_next = true;
+  timeline.spans[3].exchange_s = 1.5e-9;
   json::Value const root = json::parse(report::perfetto(timeline));
   std::map<std::string, std::string> exchanged;
   for (auto const& event : root.at("traceEvents").items)
@@ -434,14 +433,15 @@ TEST_CASE("report/trace: impossible times are refused", "[report]") {
     return std::string();
   };
   CHECK(attempt().empty());
-  timeline.rows[1][2].end_s = timeline.rows[1][2].start_s - 1;
+  Span& span = sample::span_at(timeline, 1, 2);
+  span.end_s = span.start_s - 1;
   CHECK_THAT(attempt(), Catch::Contains("1B0 of rank 1"));
-  timeline.rows[1][2].end_s = std::numeric_limits<double>::quiet_NaN();
+  span.end_s = std::numeric_limits<double>::quiet_NaN();
   CHECK_THAT(attempt(), Catch::Contains("nan"));
-  timeline.rows[1][2].end_s = std::numeric_limits<double>::infinity();
+  span.end_s = std::numeric_limits<double>::infinity();
   CHECK_THAT(attempt(), Catch::Contains("inf"));
-  timeline.rows[1][2] = {timeline.rows[1][2].action, 0, 1};
-  timeline.rows[1][2].exchange_s = std::numeric_limits<double>::quiet_NaN();
+  span = {span.action, 0, 1};
+  span.exchange_s = std::numeric_limits<double>::quiet_NaN();
   CHECK(attempt() == "action 1B0 of rank 1 exchanges for nan s; give a finite time, in seconds");
 }
 

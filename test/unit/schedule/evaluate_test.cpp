@@ -52,7 +52,7 @@ TEST_CASE(
       for (std::size_t r = 0; r < e.work_s.size(); ++r) {
         CHECK(e.work_s[r] == Approx(truth.work[r]).margin(1e-12));
         CHECK(e.idle[r].total_s() + e.work_s[r] ==
-              Approx(e.timeline.rows[r].empty() ? 0 : e.makespan_s));
+              Approx(e.timeline.row(r).empty() ? 0 : e.makespan_s));
         busiest = std::max(busiest, truth.work[r]);
       }
       CHECK(e.bubble_s == Approx(truth.makespan - busiest).margin(1e-12));
@@ -92,8 +92,8 @@ TEST_CASE("schedule/evaluate: idle time by cause, by hand", "[schedule]") {
   CHECK(e.idle[0].link_s == 0.5);
   CHECK(e.idle[1].dependency_s == 3.5);  // 1 before the first action, 2.5 behind the last
   CHECK(e.idle[1].link_s == 0.5);
-  CHECK(e.timeline.rows[1][1].start_s == 2.5);
-  CHECK(e.timeline.rows[1][1].end_s == 4.5);
+  CHECK(e.timeline.row(1)[1].start_s == 2.5);
+  CHECK(e.timeline.row(1)[1].end_s == 4.5);
 }
 
 TEST_CASE("schedule/evaluate: a forward held back by a limit makes idle time memory's",
@@ -172,11 +172,11 @@ TEST_CASE("schedule/evaluate: a reduction waits for all that hold the stage, and
   CHECK(e.makespan_s == bare.makespan_s + 4);
   double waited = 0;
   for (std::size_t r = 0; r < 2; ++r) {
-    double const end = bare.timeline.rows[r].back().end_s;
+    double const end = bare.timeline.row(r).back().end_s;
     CHECK(e.idle[r].collective_s == bare.makespan_s - end + 4);
     CHECK(e.idle[r].total_s() + e.work_s[r] == Approx(e.makespan_s));
-    CHECK(e.timeline.rows[r][4].end_s == bare.makespan_s + 2);
-    CHECK(e.timeline.rows[r][5].start_s == bare.makespan_s + 2);
+    CHECK(e.timeline.row(r)[4].end_s == bare.makespan_s + 2);
+    CHECK(e.timeline.row(r)[5].start_s == bare.makespan_s + 2);
     waited += bare.makespan_s - end;
   }
   CHECK(waited == 2);

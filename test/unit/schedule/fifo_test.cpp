@@ -41,7 +41,7 @@ TEST_CASE(
       // Of two neighbours in a row, the later one was not ready strictly before the earlier one.
       Evaluation const e = evaluated(t, costs);
       auto const end = [&](Kind kind, int stage, int m) {
-        for (Span const& s : e.timeline.rows[static_cast<std::size_t>(stage)]) {
+        for (Span const& s : e.timeline.row(stage)) {
           if (s.action.kind == kind && s.action.microbatch == m) return s.end_s;
         }
         return -1.0;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -223,7 +224,7 @@ schedule::WaveServer server_of(Slow const& slow) {
           .links = {{.latency_s = static_cast<double>(slow.push)}}};
 }
 
-std::vector<Action> actions(std::vector<schedule::Span> const& row) {
+std::vector<Action> actions(std::span<schedule::Span const> row) {
   std::vector<Action> all;
   for (auto const& span : row) all.push_back(span.action);
   return all;
@@ -339,7 +340,7 @@ TEST_CASE(
     double end = 0, waiting = 0, idle = 0;
     for (std::size_t w = 0; w < workers.size(); ++w) {
       for (std::size_t s = 0; s < stages; ++s)
-        REQUIRE(actions(played[w].timeline.rows[s]) == ready.rows[w][s]);
+        REQUIRE(actions(played[w].timeline.row(s)) == ready.rows[w][s]);
       end = std::max(end, played[w].end_s);
       waiting += played[w].waiting_s;
       idle += played[w].idle_waiting_s;

@@ -27,8 +27,8 @@ struct Place {
 
 std::map<Key, Place> places(schedule::Timeline const& timeline) {
   std::map<Key, Place> all;
-  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
-    for (auto const& span : timeline.rows[r]) {
+  for (std::size_t r = 0; r < timeline.row_begin.size(); ++r) {
+    for (auto const& span : timeline.row(r)) {
       auto const& a = span.action;
       bool const first =
           all.insert({{a.kind, a.stage, a.microbatch, a.slice}, {r, span.start_s, span.end_s}})
@@ -85,8 +85,9 @@ TEST_CASE(
     }
     CHECK(messages > 0);
     CHECK(all.size() == table.actions.size() + messages);
-    for (auto const& row : timeline.rows)
-      for (std::size_t i = 1; i < row.size(); ++i) CHECK(row[i - 1].start_s <= row[i].start_s);
+    for (int r = 0; r < timeline.ranks(); ++r)
+      for (std::size_t i = 1; i < timeline.row(r).size(); ++i)
+        CHECK(timeline.row(r)[i - 1].start_s <= timeline.row(r)[i].start_s);
   }
 }
 
@@ -94,7 +95,7 @@ TEST_CASE("schedule/add_transfers: what takes no time is left out", "[schedule]"
   auto const table = schedule::Named{"1f1b"}.table({4, 8, 1});
   auto timeline = schedule::evaluate(table).timeline;
   schedule::add_transfers(timeline, table, {});
-  for (auto const& row : timeline.rows) CHECK(row.size() == 16);
+  for (int r = 0; r < timeline.ranks(); ++r) CHECK(timeline.row(r).size() == 16);
 }
 
 TEST_CASE("schedule/require_counts: the nearest legal value is the largest legal one",

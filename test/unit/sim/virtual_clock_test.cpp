@@ -99,8 +99,7 @@ Costs whole_costs(random_table::Random& random, int stages) {
 
 double makespan(Timeline const& timeline) {
   double last = 0;
-  for (auto const& row : timeline.rows)
-    for (auto const& span : row) last = std::max(last, span.end_s);
+  for (auto const& span : timeline.spans) last = std::max(last, span.end_s);
   return last;
 }
 
@@ -146,12 +145,12 @@ TEST_CASE(
       auto const ran = run(table, clock_of(costs), room(1000));
       CAPTURE(P, M, table.stages, table.microbatches);
       REQUIRE(makespan(ran) == expected.makespan_s);
-      for (std::size_t r = 0; r < ran.rows.size(); ++r) {
-        REQUIRE(ran.rows[r].size() == expected.timeline.rows[r].size());
-        for (std::size_t a = 0; a < ran.rows[r].size(); ++a) {
-          REQUIRE(ran.rows[r][a].action == expected.timeline.rows[r][a].action);
-          REQUIRE(ran.rows[r][a].start_s == expected.timeline.rows[r][a].start_s);
-          REQUIRE(ran.rows[r][a].end_s == expected.timeline.rows[r][a].end_s);
+      for (std::size_t r = 0; r < ran.row_begin.size(); ++r) {
+        REQUIRE(ran.row(r).size() == expected.timeline.row(r).size());
+        for (std::size_t a = 0; a < ran.row(r).size(); ++a) {
+          REQUIRE(ran.row(r)[a].action == expected.timeline.row(r)[a].action);
+          REQUIRE(ran.row(r)[a].start_s == expected.timeline.row(r)[a].start_s);
+          REQUIRE(ran.row(r)[a].end_s == expected.timeline.row(r)[a].end_s);
         }
       }
     }
@@ -197,8 +196,8 @@ TEST_CASE("sim/VirtualClock: ranks that are equally fast never wait for room, re
           auto const starts = [&](std::optional<unsigned> spare) {
             options.spare_slots = spare;
             std::vector<double> all;
-            for (auto const& row : run(table, clock_of(Costs::uniform(1, 1, 1)), options).rows)
-              for (auto const& span : row) all.push_back(span.start_s);
+            for (auto const& span : run(table, clock_of(Costs::uniform(1, 1, 1)), options).spans)
+              all.push_back(span.start_s);
             return all;
           };
           CAPTURE(recompute, chunks, P, M);
@@ -221,10 +220,9 @@ TEST_CASE(
     auto const expected = sg::schedule::evaluate(table, costs).timeline;
     auto const ran = run(table, clock_of(costs), room(static_cast<unsigned>(i) % 3));
     std::map<std::tuple<int, int, int>, double> ended;  // kind, stage, microbatch
-    for (auto const& row : ran.rows)
-      for (auto const& span : row)
-        ended[{static_cast<int>(span.action.kind), span.action.stage, span.action.microbatch}] =
-            span.end_s;
+    for (auto const& span : ran.spans)
+      ended[{static_cast<int>(span.action.kind), span.action.stage, span.action.microbatch}] =
+          span.end_s;
     auto const end_of = [&](sg::schedule::Kind kind, int stage, int microbatch) {
       auto const found = ended.find({static_cast<int>(kind), stage, microbatch});
       return found == ended.end() ? -1.0 : found->second;
@@ -233,11 +231,11 @@ TEST_CASE(
     for (int r = 0; r < table.ranks(); ++r)
       for (auto const& a : table.row(r)) owner[static_cast<std::size_t>(a.stage)] = r;
     CAPTURE(i, table.ranks(), table.stages, table.microbatches);
-    for (std::size_t r = 0; r < ran.rows.size(); ++r) {
-      for (std::size_t a = 0; a < ran.rows[r].size(); ++a) {
-        auto const& span = ran.rows[r][a];
-        REQUIRE(span.start_s >= expected.rows[r][a].start_s);
-        later += span.start_s > expected.rows[r][a].start_s ? 1 : 0;
+    for (std::size_t r = 0; r < ran.row_begin.size(); ++r) {
+      for (std::size_t a = 0; a < ran.row(r).size(); ++a) {
+        auto const& span = ran.row(r)[a];
+        REQUIRE(span.start_s >= expected.row(r)[a].start_s);
+        later += span.start_s > expected.row(r)[a].start_s ? 1 : 0;
         // Its own inputs, in its own run: the message has travelled.
         auto const travelled = [&](int from, int edge, double end_s) {
           bool const crosses = owner[static_cast<std::size_t>(from)] != static_cast<int>(r);
@@ -270,7 +268,8 @@ TEST_CASE("sim/VirtualClock: recomputation costs one more forward, and is told a
   sg::Options options;
   options.recompute = true;
   auto const ran = run(table, clock_of(Costs::uniform(3, 2, 1)), options);
-  for (auto const& row : ran.rows) {
+  for (int r = 0; r < ran.ranks(); ++r) {
+    auto const row = ran.row(r);
     std::size_t repeated = 0;
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (!row[i].repeated) continue;
@@ -298,8 +297,7 @@ TEST_CASE("sim/VirtualClock: jitter is drawn from the seed, within its bounds, a
     std::vector<double> spans;
     for (int s = 0; s < steps; ++s) {
       sg::run(train.step(data));
-      for (auto const& row : train.timeline().rows)
-        for (auto const& span : row) spans.push_back(span.end_s - span.start_s);
+      for (auto const& span : train.timeline().spans) spans.push_back(span.end_s - span.start_s);
     }
     return spans;
   };

@@ -669,9 +669,8 @@ TEST_CASE(
   for (int step = 0; step < 3; ++step) step_all(trainers, step);
   auto const forwards = [&] {
     int count = 0;
-    for (auto const& row : trainers[0].timeline().rows)
-      for (auto const& span : row)
-        if (span.action.kind == sg::schedule::Kind::forward) ++count;
+    for (auto const& span : trainers[0].timeline().spans)
+      if (span.action.kind == sg::schedule::Kind::forward) ++count;
     return count;
   };
   CHECK(forwards() == 4);

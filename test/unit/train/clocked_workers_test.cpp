@@ -90,8 +90,7 @@ template <class Make> std::vector<std::vector<Numbers>> trained(int workers, Mak
 
 template <class Trainer> double end_s(Trainer const& trainer) {
   double last = 0;
-  for (auto const& row : trainer.timeline().rows)
-    for (auto const& span : row) last = std::max(last, span.end_s);
+  for (auto const& span : trainer.timeline().spans) last = std::max(last, span.end_s);
   return last;
 }
 
@@ -283,7 +282,9 @@ TEST_CASE("train/Clock: the same seeds give the same times, and pushes and pulls
     auto const batch = data(8);
     static_cast<void>(sg::run_together(a.stream(batch), b.stream(batch)));
     ends.push_back(clock.now_s());
-    for (auto const& row : a.timeline().rows) {
+    auto const timeline = a.timeline();
+    for (int r = 0; r < timeline.ranks(); ++r) {
+      auto const row = timeline.row(r);
       auto const count = [&](Kind kind) {
         return std::count_if(row.begin(), row.end(),
                              [&](auto const& span) { return span.action.kind == kind; });
@@ -314,7 +315,7 @@ TEST_CASE("train/Clock: the time of one wave behind another is what its parts ta
   auto a = streaming(exact(1, 0), server, 0, {}, on(clock));
   static_cast<void>(run(a.stream(data(5))));
   auto const timeline = a.timeline();
-  for (auto const& span : timeline.rows.at(0)) {
+  for (auto const& span : timeline.row(0)) {
     double const begin_s =
         7.5 * (span.action.microbatch - (span.action.kind == Kind::pull ? 1 : 0));
     if (schedule::travels(span.action.kind)) REQUIRE(span.end_s - span.start_s == Approx(2.25));
@@ -463,12 +464,12 @@ TEST_CASE(
       static_cast<void>(sg::run_together(slow.stream(batch), a.stream(batch), b.stream(batch)));
       std::vector<double> pushes;  // of the slow one's first stage
       auto const of_slow = slow.timeline();
-      for (auto const& span : of_slow.rows[0])
+      for (auto const& span : of_slow.row(0))
         if (span.action.kind == Kind::push) pushes.push_back(span.end_s);
       int most = 0;  // minibatches begun beyond what the slow one has pushed
       for (auto* const fast : {&a, &b}) {
         auto const timeline = fast->timeline();
-        for (auto const& span : timeline.rows[0]) {
+        for (auto const& span : timeline.row(0)) {
           if (span.action.kind != Kind::forward) continue;
           auto const pushed = std::count_if(pushes.begin(), pushes.end(),
                                             [&](double at) { return at <= span.start_s; });

@@ -135,9 +135,8 @@ int compare(Model const& model, double latency_s, Needs needs, int count = 12) {
   train(trainers, count, [&](std::size_t n, int) {
     auto const timeline = trainers[n].timeline();
     double last_s = 0;
-    for (auto const& row : timeline.rows)
-      for (auto const& span : row)
-        if (span.action.kind == Kind::push) last_s = std::max(last_s, span.start_s);
+    for (auto const& span : timeline.spans)
+      if (span.action.kind == Kind::push) last_s = std::max(last_s, span.start_s);
     courses[n].pushed_s.push_back(last_s);
   });
   auto const [seen, lead] = replay(courses, needs, model.pushes);

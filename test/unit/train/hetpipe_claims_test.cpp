@@ -103,7 +103,7 @@ Ran run_waves(int distance, double jitter, std::uint64_t seed) {
     std::vector<double> input(minibatches), before;  // [minibatches] at a stage
     for (std::size_t s = 0; s < stages; ++s) {
       std::vector<double> forward(minibatches), backward(minibatches), pulled(minibatches);
-      for (auto const& span : timeline.rows[s]) {
+      for (auto const& span : timeline.row(s)) {
         auto const m = static_cast<std::size_t>(span.action.microbatch);
         if (span.action.kind == Kind::pull) {
           pulled.at(m) = span.end_s;
@@ -158,7 +158,7 @@ Reached reached(hetpipe_theory::Setting const& setting, double slowest, unsigned
       {setting.workers - 1, slowest}, 3, {.jitter = 10 * seed, .lines = 100 * seed});
   std::vector<std::pair<double, double>> losses;  // when, and how high
   for (std::size_t n = 0; n < course.noted.size(); ++n)
-    for (auto const& span : course.timelines[n].rows[0]) {
+    for (auto const& span : course.timelines[n].row(0)) {
       if (span.action.kind != Kind::backward) continue;
       auto const m = static_cast<std::size_t>(span.action.microbatch);
       double const y = hetpipe_theory::dot(course.batches[n].inputs[m], course.noted[n].weights[m]);

@@ -256,9 +256,8 @@ TEST_CASE("train/Trainer: traffic() and timeline() have the exchanges of local s
       REQUIRE(a.traffic().of(1, pushes) == times(2 * (step / 3), each));
       REQUIRE(a.traffic().of(1, pulls) == times(2 + 2 * (step / 3), each));
       std::size_t exchanges = 0;
-      for (auto const& row : a.timeline().rows)
-        for (auto const& span : row)
-          exchanges += sg::schedule::is_compute(span.action.kind) ? 0 : 1;
+      for (auto const& span : a.timeline().spans)
+        exchanges += sg::schedule::is_compute(span.action.kind) ? 0 : 1;
       REQUIRE(exchanges == (step % 3 == 0 ? 4 : 0));  // a push and a pull of each stage
     }
   });

@@ -90,12 +90,11 @@ template <class Model> std::vector<int> bounds(Model const& model_of_workers, in
 /// [minibatches] as the forward of each tells, the most of any stage.
 std::vector<int> lacked_of(sg::schedule::Timeline const& timeline, int minibatches) {
   std::vector<int> lacked(static_cast<std::size_t>(minibatches), -1);
-  for (auto const& row : timeline.rows)
-    for (auto const& span : row)
-      if (span.action.kind == Kind::forward) {
-        auto& most = lacked[static_cast<std::size_t>(span.action.microbatch)];
-        most = std::max(most, span.lacked);
-      }
+  for (auto const& span : timeline.spans)
+    if (span.action.kind == Kind::forward) {
+      auto& most = lacked[static_cast<std::size_t>(span.action.microbatch)];
+      most = std::max(most, span.lacked);
+    }
   return lacked;
 }
 
@@ -224,11 +223,10 @@ TEST_CASE(
             of_worker = other;
         auto const timeline = trainers[n].timeline();
         int seen = -1;
-        for (auto const& row : timeline.rows)
-          for (auto const& span : row)
-            if (span.action.kind == Kind::forward && span.lacked == lacked[steps - 1] &&
-                span.lacked > 0)
-              seen = std::max(seen, static_cast<int>(span.lacked_of));
+        for (auto const& span : timeline.spans)
+          if (span.action.kind == Kind::forward && span.lacked == lacked[steps - 1] &&
+              span.lacked > 0)
+            seen = std::max(seen, static_cast<int>(span.lacked_of));
         REQUIRE(seen == of_worker);
       }
       if constexpr (requires { model_of_workers.bound; }) REQUIRE(most == model_of_workers.bound);
@@ -288,10 +286,9 @@ TEST_CASE("train/Trainer: steps together lack nothing, and late layers one push"
     for (int step = 0; step < 7; ++step) {
       sg::run_together(a.step(batch), b.step(batch));
       auto const timeline = b.timeline();
-      for (auto const& row : timeline.rows)
-        for (auto const& span : row)
-          if (sg::schedule::is_compute(span.action.kind))
-            REQUIRE(span.lacked == (step < 2 ? 0 : lacks));
+      for (auto const& span : timeline.spans)
+        if (sg::schedule::is_compute(span.action.kind))
+          REQUIRE(span.lacked == (step < 2 ? 0 : lacks));
       if (evaluates) sg::run_together(a.evaluate(batch), b.evaluate(batch));
     }
     std::vector<int> lacked(7, lacks);

@@ -19,6 +19,7 @@ namespace stagger {
 namespace schedule {
 struct Span;
 struct Table;
+struct Timeline;
 }  // namespace schedule
 class Replicas;
 struct Sections;
@@ -120,8 +121,8 @@ struct GroupOps {
   /// Passes the values that the caller may have written to the members in this process.
   void (*put_back)(ModelState&);
   List<ParameterShape> (*shapes)(ModelState const&);
-  /// Joins the spans of sections to spans of the table's actions.
-  void (*join_spans)(Grouped const&, List<schedule::Span> const&, std::vector<schedule::Span>&);
+  /// Adds a row to which the spans of sections are joined: one for each of the table's actions.
+  void (*add_row)(Grouped const&, List<schedule::Span> const&, schedule::Timeline&);
 };
 
 /// The layers that a partitioner lets groups share; none if `ops` is null.

@@ -174,9 +174,9 @@ template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int 
   for (int r = sums ? ranks : 0; r < (sums ? all : std::min(all, ranks)); ++r) {
     auto const& spans = machine.ranks()[r].spans;
     if (auto const* const grouped = machine.model.grouped; grouped != nullptr)
-      grouped->ops->join_spans(*grouped, spans, timeline.rows.emplace_back());
+      grouped->ops->add_row(*grouped, spans, timeline);
     else
-      timeline.rows.emplace_back(spans.begin(), spans.end());
+      timeline.add_row({spans.begin(), spans.end()});
   }
   return timeline;
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -41,8 +42,8 @@ struct Extent {
 /// Refuses times that no picture can show: not finite, beyond 126 years, or an end before its
 /// start.
 inline void require_times(schedule::Timeline const& timeline) {
-  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
-    for (schedule::Span const& span : timeline.rows[r]) {
+  for (int r = 0; r < timeline.ranks(); ++r) {
+    for (schedule::Span const& span : timeline.row(r)) {
       bool const sane = std::fabs(span.start_s) <= 4e9 && std::fabs(span.end_s) <= 4e9;
       if (!sane || span.start_s > span.end_s)  // `sane` is false for NaN, too
         raise(Errc::bad_data, "action ", schedule::to_string(span.action), " of rank ", r,
@@ -57,7 +58,7 @@ inline void require_times(schedule::Timeline const& timeline) {
 }
 
 /// Calls `f(Block)` for each compute action and each reduction of a row, in the row's order.
-template <class F> void for_each_block(std::vector<schedule::Span> const& row, F&& f) {
+template <class F> void for_each_block(std::span<schedule::Span const> row, F&& f) {
   Block pending{};
   bool open = false;  // `pending` waits for its second half; messages may stand between
   for (schedule::Span const& span : row) {
@@ -82,25 +83,16 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
   if (open) f(pending);  // the row ended in the middle of a pair
 }
 
-[[nodiscard]] inline Extent extent(std::vector<schedule::Span> const& row) {
+[[nodiscard]] inline Extent extent(std::span<schedule::Span const> spans) {
   Extent result;
-  for (schedule::Span const& span : row) {
+  for (schedule::Span const& span : spans) {
     if (!schedule::is_message(span.action.kind)) result.add(span.start_s, span.end_s);
   }
   return result;
 }
 
-[[nodiscard]] inline Extent extent(schedule::Timeline const& timeline) {
-  Extent result;
-  for (auto const& row : timeline.rows) {
-    Extent const one = extent(row);
-    result.add(one.start_s, one.end_s);
-  }
-  return result;
-}
-
 /// The stages that a row runs, in rising order; a stage's index here is its chunk.
-[[nodiscard]] inline std::vector<int> stages_of(std::vector<schedule::Span> const& row) {
+[[nodiscard]] inline std::vector<int> stages_of(std::span<schedule::Span const> row) {
   std::vector<int> stages;
   for (schedule::Span const& span : row) {
     if (!schedule::is_compute(span.action.kind)) continue;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -72,7 +73,7 @@ inline void draw_numbers(std::string& out, SvgLayout const& layout, SvgKey const
 
 /// Draws a rank's blocks by colour, then its messages, then the numbers.
 inline void draw_lane(std::string& out, SvgLayout const& layout,
-                      std::vector<schedule::Span> const& row, double origin_s) {
+                      std::span<schedule::Span const> row, double origin_s) {
   std::vector<int> const stages = stages_of(row);
   std::map<SvgKey, std::vector<SvgMark>> groups;
   for_each_block(row, [&](Block const& block) {
@@ -190,7 +191,7 @@ class SvgShares {
 /// which messages are in transit.
 /// @param shares  of action_styles.size() * layout.chunks kinds
 inline void draw_shared_lane(std::string& out, SvgLayout const& layout,
-                             std::vector<schedule::Span> const& row, double origin_s,
+                             std::span<schedule::Span const> row, double origin_s,
                              SvgShares& shares) {
   std::vector<int> const stages = stages_of(row);
   auto const place = [&](double at_s) { return (at_s - origin_s) * layout.per_second; };

@@ -72,10 +72,11 @@ struct SvgLayout {
         raise(Errc::bad_configuration,
               "a panel of an SVG picture has no timeline; point it at one");
       require_times(*panel.timeline);
-      ranks = std::max(ranks, panel.timeline->rows.size());
-      extents.push_back(extent(*panel.timeline));
+      ranks = std::max(ranks, panel.timeline->row_begin.size());
+      extents.push_back(extent(panel.timeline->spans));
       length_s = std::max(length_s, extents.back().length_s());
-      for (auto const& row : panel.timeline->rows) chunks = std::max(chunks, stages_of(row).size());
+      for (int r = 0; r < panel.timeline->ranks(); ++r)
+        chunks = std::max(chunks, stages_of(panel.timeline->row(r)).size());
     }
     lane = ranks <= 8 ? 26 : ranks <= 16 ? 20 : ranks <= 32 ? 14 : ranks <= 128 ? 8 : 3;
     left = 26 + 7 * static_cast<int>(std::to_string(ranks - 1).size() + 5);
@@ -116,15 +117,13 @@ struct SvgLayout {
     constexpr std::size_t fewest = 10000;  // fewer blocks are drawn, however narrow
     double time_s = 0;
     std::size_t count = 0;
-    for (auto const& row : timeline.rows) {
-      for (schedule::Span const& span : row) {
-        bool const message = schedule::travels(span.action.kind);
-        if (!message || options.messages) present[style_index(span.action.kind)] = true;
-        pairs = pairs || span.action.overlaps_next;
-        if (message) continue;
-        time_s += span.end_s - span.start_s;
-        ++count;
-      }
+    for (schedule::Span const& span : timeline.spans) {
+      bool const message = schedule::travels(span.action.kind);
+      if (!message || options.messages) present[style_index(span.action.kind)] = true;
+      pairs = pairs || span.action.overlaps_next;
+      if (message) continue;
+      time_s += span.end_s - span.start_s;
+      ++count;
     }
     double const width = count == 0 ? 1 : 0.1 * per_second * time_s / static_cast<double>(count);
     bool const narrow = width < 1 && count > fewest && per_second > 0;
@@ -132,8 +131,8 @@ struct SvgLayout {
     column.push_back(narrow ? static_cast<int>(std::ceil(8 * width)) : 0);
     shared = shared || narrow;
     if (narrow) return;
-    for (auto const& row : timeline.rows)
-      for_each_block(row, [&](Block const& block) {
+    for (int r = 0; r < timeline.ranks(); ++r)
+      for_each_block(timeline.row(r), [&](Block const& block) {
         if (!schedule::is_compute(block.action.kind)) return;
         SvgMark const place = mark(block.start_s, block.end_s, label(block.action));
         fitting[style_index(block.action.kind)].push_back(

@@ -230,8 +230,8 @@ class SvgWriter {
     if (layout_.column[p] > 0)
       shares.emplace((action_styles.size() - 1) * layout_.chunks, 10 * layout_.lane_width(),
                      10 * layout_.column[p]);
-    auto const& rows = panels_[p].timeline->rows;
-    for (std::size_t r = 0; r < rows.size(); ++r) {
+    schedule::Timeline const& timeline = *panels_[p].timeline;
+    for (int r = 0; r < timeline.ranks(); ++r) {
       double const middle = y_ + lane / 2.0;
       if (lane >= 12 || r % 8 == 0)
         blocks += text("<text class=\"small rank\" x=\"", left - 9, "\" y=\"",
@@ -241,9 +241,9 @@ class SvgWriter {
       blocks +=
           text("<g transform=\"translate(", left, " ", format_shortest(middle), ")scale(.1)\">");
       if (shares)
-        draw_shared_lane(blocks, layout_, rows[r], start_s, *shares);
+        draw_shared_lane(blocks, layout_, timeline.row(r), start_s, *shares);
       else
-        draw_lane(blocks, layout_, rows[r], start_s);
+        draw_lane(blocks, layout_, timeline.row(r), start_s);
       blocks += "</g>\n";
       y_ += lane + layout_.lane_gap();
     }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -127,16 +128,17 @@ class TraceWriter {
             "a trace of more than 4e9 s cannot be written; give the times in seconds");
     }
     slices_.clear();
-    for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+    for (std::size_t r = 0; r < timeline.row_begin.size(); ++r) {
+      auto const row = timeline.row(static_cast<int>(r));
       std::size_t const first = slices_.size();
-      place_blocks(timeline.rows[r], r, origin);
+      place_blocks(row, r, origin);
       if (step_slices_ && slices_.size() > first)  // before the slices that it encloses
         events_.slice(tracks_[r].tid, slices_[first].start_ns, slices_.back().end_ns,
                       text("step ", number), "step");
       for (std::size_t i = first; i < slices_.size(); ++i)
         write_slice(slices_[i], tracks_[r].tid, number);
       write_counter(r, first);
-      write_messages(timeline.rows[r], r, origin, number);
+      write_messages(row, r, origin, number);
     }
     write_flows();
   }
@@ -166,7 +168,7 @@ class TraceWriter {
     return static_cast<std::int64_t>(std::llround(seconds * 1e9));
   }
 
-  void place_blocks(std::vector<schedule::Span> const& row, std::size_t r, std::int64_t origin) {
+  void place_blocks(std::span<schedule::Span const> row, std::size_t r, std::int64_t origin) {
     Track& track = tracks_[r];
     for_each_block(row, [&](Block const& block) {
       Slice slice{block, r, origin + to_ns(block.start_s), origin + to_ns(block.end_s)};
@@ -187,7 +189,7 @@ class TraceWriter {
 
   /// Transfers overlap with computation, so they have tracks of their own: as many as overlap with
   /// each other.
-  void write_messages(std::vector<schedule::Span> const& row, std::size_t r, std::int64_t origin,
+  void write_messages(std::span<schedule::Span const> row, std::size_t r, std::int64_t origin,
                       long long number) {
     std::vector<Slice> messages;
     for (schedule::Span const& span : row) {

@@ -88,15 +88,17 @@ class Account {
  public:
   constexpr Account(Table const& table, Evaluation& out)
       : table_(table), out_(out), begin_(table.ranks(), -1.0), free_(table.ranks()) {
-    for (int r = 0; r < table.ranks(); ++r) out.timeline.rows.emplace_back(table.row(r).size());
+    out.timeline.spans.resize(table.actions.size());
+    out.timeline.row_begin = table.row_begin;
     out.work_s.assign(table.row_begin.size(), 0.0);
     out.idle.assign(table.row_begin.size(), {});
   }
 
   constexpr void operator()(int rank, std::size_t at, double start, double end, double given) {
-    Span& span = out_.timeline.rows.data()[rank][at];
+    std::size_t const index = table_.row_begin.data()[rank] + at;
+    Span& span = out_.timeline.spans.data()[index];
     Idle& idle = out_.idle.data()[rank];
-    span.action = table_.actions.data()[table_.row_begin.data()[rank] + at];
+    span.action = table_.actions.data()[index];
     span.start_s = start;
     span.end_s = end;
     double const free = free_[rank];
@@ -146,13 +148,11 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
   std::ptrdiff_t const stride = entries_of_stage(table);
   // Ends of forwards, of input gradients, and of transfers to forwards.
   Grid<double> made(entries(table)), gradient(entries(table)), received(entries(table), -1.0);
-  for (auto const& row : out.timeline.rows) {
-    for (Span const& s : row) {
-      std::ptrdiff_t const here = entry(table, s.action);
-      if (s.action.kind == Kind::forward) made[here] = s.end_s;
-      if (gives_input_gradient(s.action.kind)) gradient[here] = s.end_s;
-      if (s.action.kind == Kind::recv_forward) received[here] = s.end_s;
-    }
+  for (Span const& s : out.timeline.spans) {
+    std::ptrdiff_t const here = entry(table, s.action);
+    if (s.action.kind == Kind::forward) made[here] = s.end_s;
+    if (gives_input_gradient(s.action.kind)) gradient[here] = s.end_s;
+    if (s.action.kind == Kind::recv_forward) received[here] = s.end_s;
   }
   auto const arrival = [&](Action const& forward) {
     if (forward.stage == 0) return 0.0;
@@ -160,8 +160,9 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
     if (received[here] >= 0) return received[here];
     return made[here - stride] + times[forward.stage].link_forward;
   };
-  for (std::size_t r = 0; r < out.timeline.rows.size(); ++r) {
-    auto const& row = out.timeline.rows[r];
+  for (int r = 0; r < table.ranks(); ++r) {
+    auto const row = out.timeline.row(r);
+    Idle& idle = out.idle.data()[r];
     Occupancy occupancy;
     double free = 0;
     std::size_t next = 0;  // forward
@@ -178,9 +179,9 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
           bool const last = s.action.stage + 1 == table.stages;
           double const given = last ? 0 : gradient[entry(table, s.action) + stride];
           double const on_link = std::max(0.0, s.start_s - std::max(from, given));
-          out.idle[r].memory_s += s.start_s - from;
-          out.idle[r].link_s -= on_link;
-          out.idle[r].dependency_s -= s.start_s - from - on_link;
+          idle.memory_s += s.start_s - from;
+          idle.link_s -= on_link;
+          idle.dependency_s -= s.start_s - from - on_link;
         }
       }
       occupancy.run(s.action.kind, limits);
@@ -217,12 +218,10 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
     detail::ChannelTransfers transfers(table, times, channels);
     detail::play(table, times, costs.overlap_s, transfers, account);
     stuck = detail::standstill(table, transfers);
-    for (int r = 0; r < table.ranks(); ++r) {
-      for (std::size_t i = 0; i < table.row(r).size(); ++i) {
-        Span& s = out.timeline.rows.data()[r][i];
-        s.action = table.row(r)[i];
-        if (is_message(s.action.kind)) transfers.get_times(s.action, s.start_s, s.end_s);
-      }
+    for (std::size_t i = 0; i < table.actions.size(); ++i) {
+      Span& s = out.timeline.spans[i];
+      s.action = table.actions[i];
+      if (is_message(s.action.kind)) transfers.get_times(s.action, s.start_s, s.end_s);
     }
   } else {
     stuck = detail::standstill(table, detail::play(table, times, costs.overlap_s, account));

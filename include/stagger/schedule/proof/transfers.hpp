@@ -3,6 +3,7 @@
 /// @file   The messages that a timeline of compute actions leaves out, for pictures.
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -31,7 +32,7 @@ inline void add_transfers(Timeline& timeline, Table const& table, Costs const& c
   }
   Grid<std::vector<Span>> messages(timeline.ranks());
   for (int r = 0; r < timeline.ranks(); ++r) {
-    for (Span const& made : timeline.rows.data()[r]) {
+    for (Span const& made : timeline.row(r)) {
       Action const& a = made.action;
       bool const forward = a.kind == Kind::forward;
       int const to = a.stage + (forward ? 1 : -1);
@@ -52,14 +53,15 @@ inline void add_transfers(Timeline& timeline, Table const& table, Costs const& c
            std::tuple{b.start_s, b.action.stage, b.action.microbatch, b.action.slice};
   };
   auto const earlier = [](Span const& a, Span const& b) { return a.start_s < b.start_s; };
+  Timeline both;
   for (int r = 0; r < timeline.ranks(); ++r) {
-    auto& row = timeline.rows.data()[r];
+    auto const row = timeline.row(r);
     std::sort(messages[r].begin(), messages[r].end(), order);
-    std::vector<Span> both(row.size() + messages[r].size());
-    std::merge(row.begin(), row.end(), messages[r].begin(), messages[r].end(), both.begin(),
-               earlier);
-    row = std::move(both);
+    both.begin_row();
+    std::merge(row.begin(), row.end(), messages[r].begin(), messages[r].end(),
+               std::back_inserter(both.spans), earlier);
   }
+  timeline = std::move(both);
 }
 
 }  // namespace stagger::schedule
