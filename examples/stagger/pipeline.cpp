@@ -175,12 +175,12 @@ schedule::Table read_table(std::string const& path, std::vector<schedule::ShardC
 std::string message_in(std::string const& path, schedule::Table const& table,
                        schedule::Fault const& fault) {
   std::string const sentence = schedule::message(fault);
-  if (fault.rank < 0 || fault.rank >= table.ranks() || fault.position < 0) return sentence;
+  if (fault.rank < 0 || fault.rank >= table.ranks() || fault.index < 0) return sentence;
   auto const row = table.row(fault.rank);
-  auto const at = static_cast<std::size_t>(fault.position);
+  auto const at = static_cast<std::size_t>(fault.index);
   if (at >= row.size() || !(row[at] == fault.action))
     return sentence;  // the fault is in the lowered table, which the file does not have
-  std::size_t const column = schedule::column_of(texts()[path], fault.rank, fault.position);
+  std::size_t const column = schedule::column_of(texts()[path], fault.rank, fault.index);
   return sentence + " (" + source_name(path) + ", line " + std::to_string(fault.rank + 1) +
          ", column " + std::to_string(column) + ")";
 }

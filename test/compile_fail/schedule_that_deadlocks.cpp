@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: table: a schedule that deadlocks
 // expect-error: stagger: the schedule is rejected
-// expect-error: Rejected<[a-z:]*FaultKind::deadlock, [a-z:]*OnRank<0>, [a-z:]*AtPosition<1>, [a-z:]*Kind::backward, [a-z:]*OfStage<0>, [a-z:]*OfMicrobatch<0>
+// expect-error: Rejected<[a-z:]*FaultKind::deadlock, [a-z:]*OnRank<0>, [a-z:]*AtIndex<1>, [a-z:]*Kind::backward, [a-z:]*OfStage<0>, [a-z:]*OfMicrobatch<0>
 // expect-error: Waits<[a-z:]*OnRank<0>, [a-z:]*Kind::backward, [a-z:]*OfStage<0>, [a-z:]*OfMicrobatch<0>, [a-z:]*For<[a-z:]*Kind::backward, [a-z:]*OfStage<1>, [a-z:]*OfMicrobatch<0> *> *>
 // expect-error: Waits<[a-z:]*OnRank<1>, [a-z:]*Kind::forward, [a-z:]*OfStage<1>, [a-z:]*OfMicrobatch<1>, [a-z:]*For<[a-z:]*Kind::forward, [a-z:]*OfStage<0>, [a-z:]*OfMicrobatch<1>
 // see: schedules_own.md#prove-it

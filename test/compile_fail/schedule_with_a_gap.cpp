@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: table: a schedule that leaves out an action
 // expect-error: stagger: the schedule is rejected
-// expect-error: Rejected<[a-z:]*FaultKind::missing, [a-z:]*OnRank<1>, [a-z:]*AtPosition<5>, [a-z:]*Kind::backward_weight, [a-z:]*OfStage<1>, [a-z:]*OfMicrobatch<1>
+// expect-error: Rejected<[a-z:]*FaultKind::missing, [a-z:]*OnRank<1>, [a-z:]*AtIndex<5>, [a-z:]*Kind::backward_weight, [a-z:]*OfStage<1>, [a-z:]*OfMicrobatch<1>
 // see: schedules_own.md#prove-it
 #include <stagger/schedule/proof/verify.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>

@@ -26,7 +26,7 @@ class Verify final : public Command {
     add_formats(app, {"text", "json"});
     app.footer(
         "Example: printf '0F0,0B0\\n1B0,1F0\\n' | stagger verify -\n"
-        "  no: order: 1B0 (rank 1, position 0) stands before an action of the same rank that it\n"
+        "  no: order: 1B0 (rank 1, action 0) stands before an action of the same rank that it\n"
         "  needs; move it down (standard input, line 2, column 1)");
   }
 
@@ -79,7 +79,7 @@ class Verify final : public Command {
     if (json) {
       Json const found = {{"kind", kind},
                           {"rank", fault.rank},
-                          {"position", fault.position},
+                          {"position", fault.index},
                           {"action", schedule::to_string(fault.action, table.slices > 1)},
                           {"message", message}};
       answer.text = dump({{"ok", !fault},

@@ -103,7 +103,7 @@ namespace detail {
 enum class Errc : std::uint8_t {
   bad_configuration,  ///< a policy, a count or a combination that cannot work
   bad_data,      ///< a file or a message that does not parse; the text names file, line and field
-  bad_schedule,  ///< a table or a program that was refuted; the text names rank, position, action
+  bad_schedule,  ///< a table or a program that was refuted; the text names rank, index, action
   deadline,      ///< nothing moved for as long as a wait may last
   cancelled,     ///< the caller asked the step to stop
   peer_failed,   ///< another rank of the same run ended with an error

@@ -45,9 +45,9 @@ template <class T>
   declaration.size = parameter.size();
   declaration.decays = parameter.decays();
   declaration.piece = parameter.piece();
-  auto const position = static_cast<std::uint32_t>(declarations.size());
+  auto const index = static_cast<std::uint32_t>(declarations.size());
   if (parameter.fill() != nullptr) {
-    parameter.place(position, layer);
+    parameter.place(index, layer);
     declaration.origin = {parameter.seed(), parameter.scale()};
     declaration.typed_fill = reinterpret_cast<void (*)()>(parameter.fill());
     declaration.fill = [](ParameterDeclaration const& d, void* values) {
@@ -59,7 +59,7 @@ template <class T>
       for (std::size_t i = 0; i < d.size; ++i) to[i] = whole[d.piece.element(i)];
     };
   } else {
-    auto const initial = parameter.adopt(position, layer);
+    auto const initial = parameter.adopt(index, layer);
     auto const* const bytes = reinterpret_cast<std::byte const*>(initial.data());
     declaration.initial.assign(bytes, initial.size() * sizeof(T));
   }

@@ -98,7 +98,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// A value in a file, which knows its position. Copies are cheap and keep the file's contents
+/// A value in a file, which knows where it stands. Copies are cheap and keep the file's contents
 /// alive.
 class Field {
  public:

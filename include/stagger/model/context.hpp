@@ -191,7 +191,7 @@ class Context {
   template <class T> ParameterView const& view_of(Parameter<T> const& parameter) const {
     if (parameter.layer() != layer_) [[unlikely]]
       detail::refuse_parameter(parameter.name(), parameter.layer(), layer_);
-    return parameters_[parameter.position()];
+    return parameters_[parameter.index()];
   }
 
   ParameterView const* parameters_ = nullptr;   // [parameters of the layer]

@@ -114,10 +114,10 @@ template <class T = float> class Parameter {
   /// them.
   [[nodiscard]] std::vector<T> const& initial() const noexcept { return initial_; }
 
-  /// For engines: moves the initial values out and stores the parameter's position in its layer,
+  /// For engines: moves the initial values out and stores the parameter's index in its layer,
   /// and the number of the layer, counted from the model's input.
-  [[nodiscard]] [[gnu::cold]] std::vector<T> adopt(std::uint32_t position, int layer = 0) {
-    place(position, layer);
+  [[nodiscard]] [[gnu::cold]] std::vector<T> adopt(std::uint32_t index, int layer = 0) {
+    place(index, layer);
     if (fill_ == nullptr) return std::exchange(initial_, {});
     std::vector<T> values(piece_.whole == 0 ? size_ : piece_.whole);
     fill_(values, seed_, scale_);
@@ -126,17 +126,17 @@ template <class T = float> class Parameter {
     values.erase(values.begin() + static_cast<std::ptrdiff_t>(size_), values.end());
     return values;
   }
-  /// For engines that make the values later: stores only the position.
-  void place(std::uint32_t position, int layer = 0) noexcept {
-    position_ = position;
+  /// For engines that make the values later: stores only the index.
+  void place(std::uint32_t index, int layer = 0) noexcept {
+    index_ = index;
     layer_ = layer;
   }
   [[nodiscard]] Fill fill() const noexcept { return fill_; }  ///< null if initial() has the values
   [[nodiscard]] std::uint64_t seed() const noexcept { return seed_; }
   [[nodiscard]] double scale() const noexcept { return scale_; }
 
-  /// Position in the stage's `parameters()`.
-  [[nodiscard]] std::uint32_t position() const noexcept { return position_; }
+  /// Index in the stage's `parameters()`.
+  [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
   /// The layer whose `parameters()` lists it; -1 before an engine has taken it over.
   [[nodiscard]] int layer() const noexcept { return layer_; }
 
@@ -148,7 +148,7 @@ template <class T = float> class Parameter {
   double scale_ = 1;
   std::size_t size_ = 0;
   ParameterPiece piece_{};
-  std::uint32_t position_ = 0;
+  std::uint32_t index_ = 0;
   int layer_ = -1;
   bool decays_ = true;
 };

@@ -19,11 +19,11 @@
 
 namespace stagger::detail {
 
-/// When the table uses one cell. Positions count the compute actions of the cell's row.
+/// When the table uses one cell. RowIndices count the compute actions of the cell's row.
 struct CellUse {
-  Positions forward;   // F
-  Positions gradient;  // B or I
-  Positions end;       // B or W; F if the table has no backward
+  RowIndices forward;   // F
+  RowIndices gradient;  // B or I
+  RowIndices end;       // B or W; F if the table has no backward
 };
 
 /// One direction of an edge between two cells: the sender's outputs, or its input gradients, one
@@ -78,12 +78,12 @@ struct Dataflow {
   [[nodiscard]] bool crosses(DirectedEdge const& e) const {
     return cells[e.sender].rank != cells[e.receiver].rank;
   }
-  /// The positions in the sender's row at which the values are made.
-  [[nodiscard]] Positions const& made(DirectedEdge const& e) const {
+  /// The indices in the sender's row at which the values are made.
+  [[nodiscard]] RowIndices const& made(DirectedEdge const& e) const {
     return e.forward ? uses[e.sender].forward : uses[e.sender].gradient;
   }
-  /// The positions in the receiver's row at which they are first used.
-  [[nodiscard]] Positions const& used(DirectedEdge const& e) const {
+  /// The indices in the receiver's row at which they are first used.
+  [[nodiscard]] RowIndices const& used(DirectedEdge const& e) const {
     return e.forward ? uses[e.receiver].forward : uses[e.receiver].gradient;
   }
 };
@@ -125,7 +125,7 @@ struct Dataflow {
 
 /// Records when each cell is used.
 [[gnu::cold]] inline void add_uses(Dataflow& flow, schedule::Table const& table) {
-  Positions const empty(flow.units, nowhere);
+  RowIndices const empty(flow.units, nowhere);
   flow.uses = FixedArray<CellUse>(flow.cells.size());
   for (CellUse& use : flow.uses) use.forward = use.gradient = use.end = empty;
   for (int r = 0; r < flow.ranks(); ++r) {

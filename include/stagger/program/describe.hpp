@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Instructions and ranks as text, and the position of every rank of a program, for error
+/// @file   Instructions and ranks as text, and how far every rank of a program has come, for error
 ///         messages.
 
 #include <concepts>

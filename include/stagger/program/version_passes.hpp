@@ -74,9 +74,8 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     else
       add_pulls(rank, c, unit);
   }
-  [[gnu::cold]] void after_action(RankProgram& rank, std::size_t c,
-                                  std::uint32_t position) override {
-    if (updates_alone(versions_, c)) add_update(rank, c, position);
+  [[gnu::cold]] void after_action(RankProgram& rank, std::size_t c, std::uint32_t index) override {
+    if (updates_alone(versions_, c)) add_update(rank, c, index);
     if (corrected_ == 0) return;
     // The pull takes what has arrived when the forward may begin, not when the rank is free.
     Instruction& pull = rank.code[corrected_ - 1];
@@ -90,11 +89,11 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
   }
 
  private:
-  /// The update that follows the action at `position`, if there is one.
-  void add_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
+  /// The update that follows the action at `index`, if there is one.
+  void add_update(RankProgram& rank, std::size_t c, std::uint32_t index) {
     auto const& updates = versions_[c].updates;
     std::uint32_t const next = updates_made_[c];
-    if (next == updates.size() || updates[next].position != position) return;
+    if (next == updates.size() || updates[next].index != index) return;
     ++updates_made_[c];
     Instruction apply = instruction_on(flow_.cells, c, Op::apply);
     apply.set_update(next);

@@ -51,18 +51,18 @@ struct StalenessModel {
 
 namespace detail {
 
-/// The positions of one stage's actions for each microbatch.
+/// The indices of one stage's actions for each microbatch.
 struct StageRow {
   int stage = 0;
-  Positions const& forward;  // [microbatches]
-  Positions const& end;      // [microbatches] B or W
-  std::size_t length = 0;    // of the owner's row
+  RowIndices const& forward;  // [microbatches]
+  RowIndices const& end;      // [microbatches] B or W
+  std::size_t length = 0;     // of the owner's row
 };
 
-/// An update of one stage, after the action at `position`. If workers exchange changes: the change
+/// An update of one stage, after the action at `index`. If workers exchange changes: the change
 /// of a minibatch, from the version that it saw.
 struct StageUpdate {
-  std::uint32_t position = 0;
+  std::uint32_t index = 0;
   std::uint16_t from = 0;  // slots of versions, and of changes
   std::uint16_t to = 0;
 };
@@ -104,8 +104,8 @@ class UpdateWriter {
   virtual ~UpdateWriter() = default;
   /// Before the forward of a unit on cell `c`.
   virtual void before_forward(RankProgram& rank, std::size_t c, std::uint32_t unit) = 0;
-  /// After the action of cell `c` at `position`.
-  virtual void after_action(RankProgram& rank, std::size_t c, std::uint32_t position) = 0;
+  /// After the action of cell `c` at `index`.
+  virtual void after_action(RankProgram& rank, std::size_t c, std::uint32_t index) = 0;
   /// After all instructions of a rank.
   virtual void end_rank(RankProgram& rank, int self) = 0;
 };
@@ -132,15 +132,15 @@ extern template VersionPasses const* version_passes<StalenessModel>() noexcept;
 
 /// Gives each version of one stage a slot.
 /// @param version    [microbatches] that each sees
-/// @param last_read  [minibatches + 1] position of each version's last reader
+/// @param last_read  [minibatches + 1] index of each version's last reader
 [[gnu::cold]] inline void place_versions(Versions& versions, List<std::size_t> const& version,
                                          List<std::uint32_t> const& last_read) {
   auto& updates = versions.updates;
   std::size_t const minibatches = updates.size();
   List<std::uint16_t> slot(minibatches + 1);
-  List<std::uint32_t> busy_until{0};  // [slots] position of the last reader
+  List<std::uint32_t> busy_until{0};  // [slots] index of the last reader
   for (std::size_t k = 0; k < minibatches; ++k) {
-    std::uint32_t const now = updates[k].position;
+    std::uint32_t const now = updates[k].index;
     busy_until[slot[k]] = std::max(last_read[k], busy_until[slot[k]]);
     std::size_t next = slot[k];  // in place, if the old version is not read any more
     if (k + 1 == minibatches) {
@@ -179,7 +179,7 @@ extern template VersionPasses const* version_passes<StalenessModel>() noexcept;
   List<std::uint32_t> last_read(minibatches + 1);
   std::size_t available = 0;
   for (std::uint32_t const m : in_order(row.forward, row.length)) {
-    while (available < minibatches && updates[available].position < row.forward[m]) ++available;
+    while (available < minibatches && updates[available].index < row.forward[m]) ++available;
     int const wanted =
         model.version(model.policy, static_cast<int>(m / per_update), static_cast<int>(available));
     if (wanted < 0 || std::cmp_greater(wanted, available))

@@ -197,14 +197,14 @@ class TableReader {
 }
 
 /// Where an action of a table stands in the text that `read_csv` made the table of.
-/// @param rank, position  as in a `Fault`
+/// @param rank, index  as in a `Fault`
 /// @return its column in line rank + 1, in bytes from 1; 0 where the line has no such action
-[[nodiscard]] inline std::size_t column_of(std::string_view text, int rank, int position) {
-  if (text.empty() || rank < 0 || position < 0) return 0;
+[[nodiscard]] inline std::size_t column_of(std::string_view text, int rank, int index) {
+  if (text.empty() || rank < 0 || index < 0) return 0;
   std::vector<std::size_t> columns;
   Table const table = detail::TableReader(text, "table", nullptr, &columns).read();
-  if (rank >= table.ranks() || position >= static_cast<int>(table.row(rank).size())) return 0;
-  return columns[table.row_begin.data()[rank] + static_cast<unsigned>(position)];
+  if (rank >= table.ranks() || index >= static_cast<int>(table.row(rank).size())) return 0;
+  return columns[table.row_begin.data()[rank] + static_cast<unsigned>(index)];
 }
 
 /// Writes a table, a line for each rank, without idle cells. `read_csv` gives it back.

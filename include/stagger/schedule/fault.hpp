@@ -61,19 +61,19 @@ inline constexpr FaultWords fault_words[] = {
 /// One rank of a deadlock: the action that it cannot run, and the action for which it waits.
 struct Wait {
   int rank = -1;
-  int position = -1;  ///< index in the row
-  Action action{};    ///< the action at that position
-  Action needs{};     ///< what it waits for, which stands after the next wait's action
+  int index = -1;   ///< index in the row
+  Action action{};  ///< the action at that index
+  Action needs{};   ///< what it waits for, which stands after the next wait's action
   friend constexpr bool operator==(Wait const&, Wait const&) = default;
 };
 
 /// A fault and its place in the table. Converts to true if there is a fault.
 struct Fault {
   FaultKind kind = FaultKind::none;
-  int rank = -1;      ///< row of the table; -1 if no row is to blame
-  int position = -1;  ///< index in the row; the row's length for something missing at its end
-  Action action{};    ///< the action at that position, or the one that is missing
-  int waits = 0;      ///< of a deadlock: how many waits make up its cycle
+  int rank = -1;    ///< row of the table; -1 if no row is to blame
+  int index = -1;   ///< index in the row; the row's length for something missing at its end
+  Action action{};  ///< the action at that index, or the one that is missing
+  int waits = 0;    ///< of a deadlock: how many waits make up its cycle
   /// The first of them; the last wait of a cycle is for the rank of the first.
   std::array<Wait, 6> cycle{};
   /// How many waits of the cycle are held.
@@ -122,10 +122,9 @@ namespace detail {
   if (!fault) return {};
   std::string const what = to_string(fault.action);
   if (fault.kind != FaultKind::missing)
-    return text(what, " (rank ", fault.rank, ", position ", fault.position, ")",
+    return text(what, " (rank ", fault.rank, ", action ", fault.index, ")",
                 detail::fault_words[static_cast<int>(fault.kind)].meaning, detail::cycle_of(fault));
-  if (fault.position == 0)
-    return text("rank ", fault.rank, " has no actions; ", what, " is missing");
+  if (fault.index == 0) return text("rank ", fault.rank, " has no actions; ", what, " is missing");
   return what + detail::fault_words[static_cast<int>(fault.kind)].meaning;
 }
 

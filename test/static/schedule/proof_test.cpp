@@ -78,7 +78,7 @@ static_assert(!verify(Own{0}, shape) && !proof<Own{0}, shape>);
 static_assert(!verify(Own{1}, shape) && !proof<Own{1}, shape>);
 static_assert(verify(Own{2}, shape).kind == FaultKind::duplicate &&
               proof<Own{2}, shape>.kind == FaultKind::duplicate);
-static_assert(proof<Own{2}, shape>.rank == 0 && proof<Own{2}, shape>.position == 6);
+static_assert(proof<Own{2}, shape>.rank == 0 && proof<Own{2}, shape>.index == 6);
 static_assert(verify(Own{3}, shape).kind == FaultKind::message_order);
 static_assert(proof<Own{3}, shape>.kind == FaultKind::deadlock ||
               proof<Own{3}, shape>.kind == FaultKind::message_order);
@@ -104,15 +104,15 @@ struct Stuck : Own {
 };
 constexpr Fault stuck{.kind = FaultKind::deadlock,
                       .rank = 0,
-                      .position = 1,
+                      .index = 1,
                       .action = {.kind = Kind::backward, .stage = 0, .microbatch = 0},
                       .waits = 2,
                       .cycle = {{{.rank = 0,
-                                  .position = 1,
+                                  .index = 1,
                                   .action = {.kind = Kind::backward, .stage = 0},
                                   .needs = {.kind = Kind::backward, .stage = 1}},
                                  {.rank = 1,
-                                  .position = 1,
+                                  .index = 1,
                                   .action = {.kind = Kind::forward, .stage = 1, .microbatch = 1},
                                   .needs = {.kind = Kind::forward, .stage = 0, .microbatch = 1}}}}};
 static_assert(verify(Stuck{}, Shape{2, 2}) == stuck);

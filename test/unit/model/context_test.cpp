@@ -58,7 +58,7 @@ TEST_CASE("model/Parameter: values that a function makes are there when they are
   CHECK(w.initial().empty());
   CHECK_FALSE(w.decays());
   CHECK(w.adopt(2) == std::vector<double>{2.5, 3, 3.5});
-  CHECK(w.position() == 2);
+  CHECK(w.index() == 2);
 }
 
 TEST_CASE("model/Context: shows each parameter its own value and gradient", "[model]") {

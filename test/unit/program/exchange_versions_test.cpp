@@ -14,13 +14,13 @@ namespace exchange_versions_test {
 
 using namespace stagger;
 using detail::fix_exchanged_versions;
-using detail::Positions;
+using detail::RowIndices;
 
 namespace {
 
 /// A row of F and B in which at most `in_flight` minibatches are in flight; both in order.
 struct Row {
-  Positions forward, end;
+  RowIndices forward, end;
   std::uint32_t length = 0;
 };
 
@@ -102,7 +102,7 @@ std::vector<Contents> follow(Row const& row, detail::Versions const& versions) {
       }
       if (row.end[m] != at) continue;
       auto const& update = versions.updates[m];
-      REQUIRE(update.position == at);
+      REQUIRE(update.index == at);
       REQUIRE(same(slots[versions.seen[m]], seen[m]));  // one version from F to B
       REQUIRE(update.from == versions.seen[m]);
       slots[update.to] = {0, {}, {static_cast<int>(m)}, true};
@@ -197,7 +197,7 @@ namespace {
 struct Asked {
   std::vector<int> version, needs;
 };
-std::string said(Asked const& asked, int per_push, Positions const& forward, Positions const& end,
+std::string said(Asked const& asked, int per_push, RowIndices const& forward, RowIndices const& end,
                  int microbatches = 1, staleness::Adds adds = staleness::Adds::in_worker_order) {
   StalenessModel model;
   model.microbatches = microbatches;
@@ -223,7 +223,7 @@ std::string said(Asked const& asked, int per_push, Positions const& forward, Pos
 
 TEST_CASE("program/fix_exchanged_versions: one sentence says what it cannot go with", "[program]") {
   using Catch::Contains;
-  Positions const forward{0, 2, 4, 6}, end{1, 3, 5, 7};
+  RowIndices const forward{0, 2, 4, 6}, end{1, 3, 5, 7};
   CHECK(said({{0, 1, 2, 3}, {0, 0, 1, 1}}, 2, forward, end) == "");
   CHECK_THAT(said({{0, 1, 2, 3}, {0, 0, 1, 1}}, 2, forward, end, 2),
              Contains("minibatches of 1 microbatch, not of 2"));

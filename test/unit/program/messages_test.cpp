@@ -14,7 +14,7 @@ using stagger::detail::in_order;
 using stagger::detail::Messages;
 using stagger::detail::most_alive;
 using stagger::detail::nowhere;
-using stagger::detail::Positions;
+using stagger::detail::RowIndices;
 
 namespace {
 
@@ -23,11 +23,11 @@ using Random = std::mt19937;
 std::size_t below(Random& random, std::size_t n) { return random() % n; }
 
 /// Different positions in a row, of some of the microbatches; nowhere for the others.
-Positions positions(Random& random, std::vector<bool> const& taken, std::size_t length) {
+RowIndices positions(Random& random, std::vector<bool> const& taken, std::size_t length) {
   std::vector<std::uint32_t> row(length);
   std::iota(row.begin(), row.end(), 0U);
   std::shuffle(row.begin(), row.end(), random);
-  Positions result;
+  RowIndices result;
   for (bool const is : taken) {
     result.push_back(is ? row.back() : nowhere);
     row.pop_back();
@@ -43,14 +43,14 @@ std::vector<bool> taken(Random& random, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("program/most_alive: as many values as any position sees", "[program]") {
+TEST_CASE("program/most_alive: as many values as at any index", "[program]") {
   Random random(1);
   for (int i = 0; i < 500; ++i) {
     std::size_t const count = 1 + below(random, 8);
     std::size_t const length = count + below(random, 8);
     auto const is = taken(random, count);
-    Positions from = positions(random, is, length);
-    Positions to = positions(random, is, length);
+    RowIndices from = positions(random, is, length);
+    RowIndices to = positions(random, is, length);
     std::uint32_t most = 0;
     for (std::size_t m = 0; m < count; ++m)
       if (is[m] && from[m] > to[m]) std::swap(from[m], to[m]);
@@ -116,7 +116,7 @@ TEST_CASE(
 TEST_CASE("program/Messages: no more slots than wanted where consumer and producer agree",
           "[program]") {
   for (std::uint32_t wanted = 1; wanted <= 5; ++wanted) {
-    Positions const row{0, 1, 2, 3, 4};
+    RowIndices const row{0, 1, 2, 3, 4};
     Messages const messages(row, 5, row, 5, wanted);
     CHECK(messages.slots == wanted);
     for (std::uint32_t m = 0; m < 5; ++m) {
@@ -124,8 +124,8 @@ TEST_CASE("program/Messages: no more slots than wanted where consumer and produc
       CHECK(messages.releases_needed[m] == (m < wanted ? 0 : m - wanted + 1));
     }
   }
-  Positions const up{0, 1, 2, 3};
-  Positions const down{3, 2, 1, 0};  // the last is released first: all must be there by then
+  RowIndices const up{0, 1, 2, 3};
+  RowIndices const down{3, 2, 1, 0};  // the last is released first: all must be there by then
   CHECK(Messages(up, 4, down, 4, 1).slots == 4);
 }
 

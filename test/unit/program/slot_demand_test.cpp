@@ -15,7 +15,7 @@
 namespace slot_demand_test {
 
 using namespace stagger;
-using detail::Positions;
+using detail::RowIndices;
 
 TEST_CASE("program/unit_times: with room for everything, a program takes as long as its table",
           "[program]") {
@@ -45,7 +45,7 @@ TEST_CASE("program/used_at_once: messages between their writing and their releas
   std::mt19937 random(5);
   for (int i = 0; i < 500; ++i) {
     std::size_t const count = 1 + random() % 6;
-    Positions written, released, writes, releases;
+    RowIndices written, released, writes, releases;
     std::uint32_t now = 0;
     std::uint32_t then = 0;
     for (std::uint32_t m = 0; m < count; ++m) {

@@ -23,15 +23,15 @@ using detail::Dataflow;
 using detail::Messages;
 using detail::most_alive;
 using detail::nowhere;
-using detail::Positions;
 using detail::read_table;
+using detail::RowIndices;
 using detail::SlotCounts;
 using random_table::Random;
 
 namespace {
 
 /// Whether no two values of one row share a slot while both are alive.
-bool apart(Messages const& messages, Positions const& from, Positions const& to) {
+bool apart(Messages const& messages, RowIndices const& from, RowIndices const& to) {
   for (std::size_t a = 0; a < from.size(); ++a) {
     if (from[a] != nowhere && messages.slot[a] >= messages.slots) return false;
     for (std::size_t b = 0; b < a; ++b)

@@ -11,13 +11,13 @@ namespace versions_test {
 
 using namespace stagger;
 using detail::fix_versions;
-using detail::Positions;
+using detail::RowIndices;
 
 namespace {
 
 /// A row of F and B in which at most `in_flight` microbatches are in flight; B in order.
 struct Row {
-  Positions forward, end;
+  RowIndices forward, end;
   std::uint32_t length = 0;
 };
 
@@ -68,8 +68,8 @@ TEST_CASE("program/fix_versions: every slot holds what the model says, from F to
       if (made == static_cast<int>(minibatches)) continue;
       auto const& update = versions.updates[static_cast<std::size_t>(made)];
       auto const last = per_update * static_cast<std::uint32_t>(made + 1) - 1;
-      REQUIRE(update.position == row.end[last]);
-      if (update.position != at) continue;
+      REQUIRE(update.index == row.end[last]);
+      if (update.index != at) continue;
       REQUIRE(slot[update.from] == made);
       slot[update.to] = ++made;
     }

@@ -75,11 +75,11 @@ Table mutate(Table const& table, std::mt19937& random) {
 TEST_CASE("schedule/verify: each kind of fault is found where it is", "[schedule]") {
   CHECK_FALSE(fault_of("0F0,0F1,0B0,0B1 / 1F0,1B0,1F1,1B1"));
   CHECK_FALSE(fault_of("0F0,0F1 / 1F0,1F1"));  // forward-only
-  auto const is = [](Fault const& f, FaultKind kind, int rank, int position, char const* action) {
+  auto const is = [](Fault const& f, FaultKind kind, int rank, int index, char const* action) {
     CAPTURE(message(f));
     CHECK(f.kind == kind);
     CHECK(f.rank == rank);
-    CHECK(f.position == position);
+    CHECK(f.index == index);
     CHECK(to_string(f.action) == action);
     CHECK_THAT(message(f), Catch::Contains(action));
   };
@@ -154,13 +154,12 @@ std::string doubt(Table const& t, Fault const& f, Channels channels) {
   };
   auto const sends = [](Kind k) { return k == Kind::send_forward || k == Kind::send_backward; };
   if (f.waits < 1 || f.held() < 1) return "no cycle";
-  if (f.rank != f.cycle[0].rank || f.position != f.cycle[0].position ||
-      f.action != f.cycle[0].action)
+  if (f.rank != f.cycle[0].rank || f.index != f.cycle[0].index || f.action != f.cycle[0].action)
     return "the fault is not at the first wait";
   std::size_t const held = static_cast<std::size_t>(f.held());
   for (std::size_t i = 0; i < held; ++i) {
-    auto const& [rank, position, a, n] = f.cycle[i];
-    if (!(t.row(rank)[static_cast<std::size_t>(position)] == a)) return "not at its position";
+    auto const& [rank, index, a, n] = f.cycle[i];
+    if (!(t.row(rank)[static_cast<std::size_t>(index)] == a)) return "not at its index";
     bool const same = a.microbatch == n.microbatch && a.slice == n.slice;
     bool direct = false;
     if (a.kind == Kind::reduce_gradient) {
@@ -196,9 +195,9 @@ std::string doubt(Table const& t, Fault const& f, Channels channels) {
     if (is_message(n.kind) && channels == Channels::per_peer &&
         find(partner(n)).first != find(partner(next.action)).first)
       return "another channel";
-    bool const one_pair = at >= 0 && next.position == at + 1 &&
+    bool const one_pair = at >= 0 && next.index == at + 1 &&
                           t.row(at_rank)[static_cast<std::size_t>(at)].overlaps_next;
-    if (n.kind != Kind::reduce_gradient && next.position > at && !one_pair)
+    if (n.kind != Kind::reduce_gradient && next.index > at && !one_pair)
       return text(to_string(next.action), " does not stand before ", to_string(n));
   }
   return {};
@@ -209,7 +208,7 @@ std::string doubt(Table const& t, Fault const& f, Channels channels) {
 TEST_CASE("schedule/verify: the waits that a deadlock names are true and come round",
           "[schedule]") {
   CHECK(message(fault_of("0F0,0B0,0F1,0B1 / 1F0,1F1,1B0,1B1")) ==
-        "0B0 (rank 0, position 1) waits for ever: rank 0 waits at 0B0 for 1B0 of rank 1, which "
+        "0B0 (rank 0, action 1) waits for ever: rank 0 waits at 0B0 for 1B0 of rank 1, which "
         "waits at 1F1 for 0F1 of rank 0; move up an action that is waited for");
   std::mt19937 random(1789);
   std::vector<Table> tables;

@@ -69,7 +69,7 @@ struct Learnable {
   return result;
 }
 
-/// Groups of the model's layers from the position of each group's lowest learnable layer.
+/// Groups of the model's layers from the index of each group's lowest learnable layer.
 [[nodiscard]] constexpr std::vector<LayerGroup> spread(Learnable const& from,
                                                        std::vector<std::size_t> const& ends) {
   std::vector<LayerGroup> groups;

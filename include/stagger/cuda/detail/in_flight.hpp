@@ -112,7 +112,7 @@ class WaitPolicy {
     }
   }
 
-  /// The position of each rank that is not done, as far as it is known.
+  /// Where each rank is that is not done, as far as it is known.
   [[nodiscard]] [[gnu::cold]] std::string where() const {
     auto const& program = streams_.machine().program();
     std::vector<std::uint32_t> given(program.signals.size());

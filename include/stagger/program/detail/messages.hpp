@@ -13,14 +13,14 @@ namespace stagger::detail {
 
 inline constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
 
-/// [microbatches] Positions in a rank's row of an event of each microbatch; `nowhere` for
+/// [microbatches] Indices in a rank's row of an event of each microbatch; `nowhere` for
 /// microbatches of other ranks.
-using Positions = List<std::uint32_t>;
+using RowIndices = List<std::uint32_t>;
 
 /// Largest number of microbatches whose value lives at once: written at `from`, last read at `to`,
 /// in one row.
-[[nodiscard]] [[gnu::cold]] inline std::uint32_t most_alive(Positions const& from,
-                                                            Positions const& to,
+[[nodiscard]] [[gnu::cold]] inline std::uint32_t most_alive(RowIndices const& from,
+                                                            RowIndices const& to,
                                                             std::size_t row_length) {
   List<std::int32_t> change(row_length + 1);
   for (std::size_t m = 0; m < from.size(); ++m) {
@@ -34,12 +34,12 @@ using Positions = List<std::uint32_t>;
   return static_cast<std::uint32_t>(most);
 }
 
-/// Microbatches in the order of their positions.
-[[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> in_order(Positions const& position,
+/// Microbatches in the order of their indices.
+[[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> in_order(RowIndices const& indices,
                                                                 std::size_t row_length) {
   List<std::uint32_t> at(row_length, nowhere);
-  for (std::size_t m = 0; m < position.size(); ++m)
-    if (position[m] != nowhere) at[position[m]] = static_cast<std::uint32_t>(m);
+  for (std::size_t m = 0; m < indices.size(); ++m)
+    if (indices[m] != nowhere) at[indices[m]] = static_cast<std::uint32_t>(m);
   List<std::uint32_t> result;
   for (auto m : at)
     if (m != nowhere) result.push_back(m);
@@ -56,14 +56,14 @@ struct Messages {
   List<std::uint16_t> slot;             ///< [microbatches]
   List<std::uint32_t> number;           ///< [microbatches] in the producer's order
   List<std::uint32_t> releases_needed;  ///< [microbatches] how many releases must precede the write
-  Positions release;                    ///< [releases] position in the consumer's row
+  RowIndices release;                   ///< [releases] index in the consumer's row
 
   Messages() = default;
   /// Assigns slots: at least `wanted`, and more if the orders of producer and consumer need them.
-  /// @param produced  [microbatches] positions in the producer's row
-  /// @param last_use  [microbatches] positions in the consumer's row
-  [[gnu::cold]] Messages(Positions const& produced, std::size_t producer_length,
-                         Positions const& last_use, std::size_t consumer_length,
+  /// @param produced  [microbatches] indices in the producer's row
+  /// @param last_use  [microbatches] indices in the consumer's row
+  [[gnu::cold]] Messages(RowIndices const& produced, std::size_t producer_length,
+                         RowIndices const& last_use, std::size_t consumer_length,
                          std::uint32_t wanted) {
     auto const order = in_order(produced, producer_length);
     auto const releases = in_order(last_use, consumer_length);

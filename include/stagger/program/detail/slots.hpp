@@ -57,7 +57,7 @@ struct SlotPlan {
   for (std::size_t c = 0; c < cells; ++c) {
     CellUse const& use = flow.uses[c];
     std::size_t const length = flow.length_at(c);
-    auto const own = [&](Positions const& from) {
+    auto const own = [&](RowIndices const& from) {
       return Messages(from, length, use.end, length, most_alive(from, use.end, length));
     };
     plan.kept[c] = own(recompute ? use.gradient : use.forward);
@@ -95,8 +95,8 @@ struct SlotPlan {
 
 /// When each compute action of a rank starts and ends, in units of one F, I or W.
 struct RankTimes {
-  Positions start;  // [compute actions of the row]
-  Positions end;
+  RowIndices start;  // [compute actions of the row]
+  RowIndices end;
 };
 
 /// Plays a program on ranks that are all equally fast: F, I and W take one unit each, B two,
@@ -106,7 +106,7 @@ struct RankTimes {
 [[nodiscard]] [[gnu::cold]] inline FixedArray<RankTimes> unit_times(Program const& program) {
   List<std::uint32_t> now(program.ranks.size());
   FixedArray<RankTimes> times(program.ranks.size());
-  FixedArray<Positions> given(program.signals.size());  // times of each signal
+  FixedArray<RowIndices> given(program.signals.size());  // times of each signal
   Player player(program, PlayedWaits::messages);
   while (player.next()) {
     Instruction const& in = player.instruction();
@@ -127,14 +127,14 @@ struct RankTimes {
 
 /// How many slots messages use at the same time, each from the start of the action that writes it
 /// to its release.
-/// @param written   [microbatches] positions in the producer's row
-/// @param writes    [positions] start of each
-/// @param released  [microbatches] positions in the consumer's row
-/// @param releases  [positions] time of each
-[[nodiscard]] [[gnu::cold]] inline std::uint32_t used_at_once(Positions const& written,
-                                                              Positions const& writes,
-                                                              Positions const& released,
-                                                              Positions const& releases) {
+/// @param written   [microbatches] indices in the producer's row
+/// @param writes    [indices] start of each
+/// @param released  [microbatches] indices in the consumer's row
+/// @param releases  [indices] time of each
+[[nodiscard]] [[gnu::cold]] inline std::uint32_t used_at_once(RowIndices const& written,
+                                                              RowIndices const& writes,
+                                                              RowIndices const& released,
+                                                              RowIndices const& releases) {
   auto const order = in_order(written, writes.size());
   auto const freed = in_order(released, releases.size());
   std::size_t most = 0;

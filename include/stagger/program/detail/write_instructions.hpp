@@ -115,7 +115,7 @@ class InstructionWriter {
     program_.peak_in_flight.push_back(peak);
   }
 
-  // A rank counts two parts of each position of another: what is gathered for the action, and the
+  // A rank counts two parts of each action of another: what is gathered for the action, and the
   // action. It knows how far another has come: as far as the sender of the last signal it waited
   // for. Signals are given in program order, so a slot that was freed before that needs no wait.
 
@@ -139,9 +139,9 @@ class InstructionWriter {
       std::uint32_t const needed = messages.releases_needed[in.microbatch];
       if (needed == 0) continue;
       auto& known = known_[flow_.cells[e.receiver].rank];
-      std::uint32_t const position = 2 * messages.release[needed - 1] + (by_rows ? 0 : 1);
-      if (known > position) continue;
-      known = position + 1;
+      std::uint32_t const index = 2 * messages.release[needed - 1] + (by_rows ? 0 : 1);
+      if (known > index) continue;
+      known = index + 1;
       rank.add_wait(in, free_signal(e), needed);
     }
   }
@@ -255,7 +255,7 @@ class InstructionWriter {
   StalenessModel const& staleness_;
   Program program_;
   std::unique_ptr<UpdateWriter> updates_;  // null: all stages update together, at the end
-  List<std::uint32_t> known_;    // [ranks] parts of positions that the rank knows to be done
+  List<std::uint32_t> known_;    // [ranks] parts of actions that the rank knows to be done
   List<std::uint32_t> awaited_;  // [signals] the highest count that any rank waits for
   List<std::uint16_t> gives_;    // signals of the current instruction
 };

@@ -268,7 +268,7 @@ class ChannelTransfers {
   [[nodiscard]] constexpr Held held(std::size_t at, std::size_t needs, std::size_t next) const {
     int const rank = rank_of_[at];
     return {.wait = {.rank = rank,
-                     .position = static_cast<int>(at - table_.row_begin.data()[rank]),
+                     .index = static_cast<int>(at - table_.row_begin.data()[rank]),
                      .action = table_.actions[at],
                      .needs = table_.actions[needs]},
             .next = next};

@@ -59,7 +59,7 @@ template <int Stages, int Microbatches, int Ranks> struct ProofState {
   static constexpr std::size_t owner_count = 2 * std::size_t{Stages};
   static constexpr std::size_t rank_count = std::size_t{Ranks};
   // Plain arrays: a compiler evaluates each operator[] of std::array as a call.
-  std::uint16_t forward_at[entry_count]{};   // position in its row + 1; 0: not run
+  std::uint16_t forward_at[entry_count]{};   // index in its row + 1; 0: not run
   std::uint16_t gradient_at[entry_count]{};  // of B or I
   bool weighed[entry_count]{};
   int cursor[rank_count]{};
@@ -181,7 +181,7 @@ template <auto Policy, Shape S, int Limit> struct Prover {
   }
 
   static constexpr void stop(State& state, FaultKind kind, int rank, int at, Action const& a) {
-    state.fault = {.kind = kind, .rank = rank, .position = at, .action = a};
+    state.fault = {.kind = kind, .rank = rank, .index = at, .action = a};
     state.finished = true;
   }
 

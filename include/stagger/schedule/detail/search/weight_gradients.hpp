@@ -45,7 +45,7 @@ namespace stagger::schedule::detail {
   struct Rank {
     double free = 0;
     Occupancy occupancy{};
-    std::size_t reached = 0;        // position in the given row
+    std::size_t reached = 0;        // index in the given row
     std::vector<Action> pending{};  // weight gradients, oldest first
     std::size_t weighed = 0;        // how many of them have run
     std::vector<Action> row{};

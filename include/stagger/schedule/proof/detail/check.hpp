@@ -20,8 +20,8 @@ namespace stagger::schedule::detail {
 struct Seen {
   unsigned kinds = 0;   ///< bit per Kind
   int rank = -1;        ///< where its first compute action stands
-  int forward_at = 0;   ///< position of its F
-  int gradient_at = 0;  ///< position of its B or I
+  int forward_at = 0;   ///< index of its F
+  int gradient_at = 0;  ///< index of its B or I
 
   [[nodiscard]] static constexpr unsigned bit(Kind kind) noexcept {
     return 1U << static_cast<unsigned>(kind);
@@ -39,14 +39,14 @@ struct Checked {
   bool bidirectional = false;
 };
 
-/// The fault of the first action, row by row, for which `check(rank, position, action)` gives one.
+/// The fault of the first action, row by row, for which `check(rank, index, action)` gives one.
 template <class Check>
 [[nodiscard]] constexpr Fault first_fault(Table const& table, Check&& check) {
   for (int rank = 0; rank < table.ranks(); ++rank) {
     int at = 0;
     for (Action const& a : table.row(rank)) {
       FaultKind const kind = check(rank, at, a);
-      if (kind != FaultKind::none) return {.kind = kind, .rank = rank, .position = at, .action = a};
+      if (kind != FaultKind::none) return {.kind = kind, .rank = rank, .index = at, .action = a};
       ++at;
     }
   }
@@ -58,7 +58,7 @@ template <class Check>
     if (table.row(rank).empty())
       return {.kind = FaultKind::missing,
               .rank = rank,
-              .position = 0,
+              .index = 0,
               .action = {.stage = rank < table.stages ? rank : 0}};
   }
   return {};
@@ -149,7 +149,7 @@ template <class Check>
     int const end = s.rank < 0 ? -1 : static_cast<int>(table.row(s.rank).size());
     return {.kind = FaultKind::missing,
             .rank = s.rank,
-            .position = end,
+            .index = end,
             .action = {.kind = missing,
                        .stage = static_cast<int>(c / stride),
                        .microbatch = static_cast<int>(c % stride / table.slices),
@@ -287,7 +287,7 @@ template <class Check>
 [[nodiscard]] constexpr Fault check_edges(Checked& checked) {
   Table const& table = checked.table;
   std::ptrdiff_t const stride = entries_of_stage(table);
-  Grid<int> sent(checked.has_messages ? 2 * entries(table) : 0, -1);  // positions
+  Grid<int> sent(checked.has_messages ? 2 * entries(table) : 0, -1);  // indices
   for (int rank = 0; checked.has_messages && rank < table.ranks(); ++rank) {
     int at = 0;
     for (Action const& a : table.row(rank)) {
@@ -335,7 +335,7 @@ template <class Check>
 [[nodiscard]] constexpr Fault check(Checked& checked) {
   Table const& table = checked.table;
   if (table.stages < 1 || table.microbatches < 1 || table.slices < 1 || table.ranks() < 1)
-    return {.kind = FaultKind::missing, .rank = 0, .position = 0};
+    return {.kind = FaultKind::missing, .rank = 0, .index = 0};
   if (sparse(table)) return first_gap(table);
   if (Fault const f = check_actions(checked)) return f;
   if (Fault const f = check_complete(checked)) return f;

@@ -50,11 +50,11 @@ namespace stagger::schedule::detail {
 }
 
 [[nodiscard]] constexpr Fault fault_at(Table const& table, FaultKind kind, int rank,
-                                       std::size_t position) {
+                                       std::size_t index) {
   return {.kind = kind,
           .rank = rank,
-          .position = static_cast<int>(position),
-          .action = table.row(rank)[position]};
+          .index = static_cast<int>(index),
+          .action = table.row(rank)[index]};
 }
 
 /// Refuses a table whose actions would index outside of such arrays, or for which these would be

@@ -120,7 +120,7 @@ struct LatestEnd {
 /// have. A rank that comes to a reduction waits for the others that take part. Messages are left to
 /// `transfers`.
 ///
-/// `visit(rank, position, start, end, given)` is called for each compute action and reduction in
+/// `visit(rank, index, start, end, given)` is called for each compute action and reduction in
 /// the order of its rank; `given` is when its last input was made, without the link. Both actions
 /// of a pair are visited with the pair's times.
 /// @param transfers  how values reach their readers: `Delays` or `ChannelTransfers`
@@ -154,9 +154,9 @@ constexpr Grid<std::size_t> play(Table const& table, Times const& times, double 
         if (barrier == nullptr) break;
         now = barrier->start_s + times[a.stage].reduce;
         for (int const other : barrier->ranks) {
-          std::size_t const position = reached[other]++;
-          visit(other, position, barrier->start_s, now, 0.0);
-          transfers.ended(table.row_begin.data()[other] + position, a, now, runnable);
+          std::size_t const index = reached[other]++;
+          visit(other, index, barrier->start_s, now, 0.0);
+          transfers.ended(table.row_begin.data()[other] + index, a, now, runnable);
           free[other] = now;
           if (other != rank) runnable.push_back(other);
         }

@@ -22,7 +22,7 @@ template <class F> [[nodiscard]] constexpr Fault cycle_of_waits(std::size_t firs
     for (int step = 0; step < 2; ++step) {
       Held const at = held(fast);
       if (at.next == Held::nowhere)
-        return {.kind = FaultKind::missing, .rank = -1, .position = -1, .action = at.wait.needs};
+        return {.kind = FaultKind::missing, .rank = -1, .index = -1, .action = at.wait.needs};
       fast = at.next;
     }
     slow = held(slow).next;
@@ -40,12 +40,12 @@ template <class F> [[nodiscard]] constexpr Fault cycle_of_waits(std::size_t firs
     at = here.next;
   } while (at != begin);
   fault.rank = fault.cycle[0].rank;
-  fault.position = fault.cycle[0].position;
+  fault.index = fault.cycle[0].index;
   fault.action = fault.cycle[0].action;
   return fault;
 }
 
-/// The deadlock of compute rows in which rank r came no further than position `reached(r)`; none
+/// The deadlock of compute rows in which rank r came no further than index `reached(r)`; none
 /// where all came to the end.
 /// @param row  the actions of a rank
 template <class Row, class Reached>
@@ -71,7 +71,7 @@ template <class Row, class Reached>
     std::size_t const end = begin + 1 < mine.size() && mine[begin].overlaps_next ? 2 : 1;
     for (std::size_t at = begin; at < begin + end; ++at) {
       Action const& a = mine[at];
-      Held held{.wait = {.rank = rank, .position = static_cast<int>(at), .action = a, .needs = a}};
+      Held held{.wait = {.rank = rank, .index = static_cast<int>(at), .action = a, .needs = a}};
       auto const value = [&](bool forward, int stage) {
         held.next = Held::nowhere;
         held.wait.needs = {.kind = forward ? Kind::forward : Kind::backward,
@@ -105,7 +105,7 @@ template <class Row, class Reached>
   return {};
 }
 
-/// The deadlock of a compute table in which rank r came no further than position `reached[r]`.
+/// The deadlock of a compute table in which rank r came no further than index `reached[r]`.
 [[nodiscard]] constexpr Fault standstill(Table const& table, Grid<std::size_t> const& reached) {
   return standstill(
       table.ranks(), table.stages, [&](int r) { return table.row(r); },
