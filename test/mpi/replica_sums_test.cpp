@@ -210,8 +210,8 @@ TEST_CASE("mpi/Processes: gradients of a stage are added up before its last back
     auto const timeline = train.timeline();
     REQUIRE(reductions.ranks() == std::max(2, processes()));
     for (std::size_t r = 0; r < reductions.row_begin.size(); ++r) {
-      auto const& sums = reductions.row(r);
-      auto const& actions = timeline.row(r);
+      auto const sums = reductions.row(r);
+      auto const actions = timeline.row(r);
       REQUIRE(sums.size() == own_layers);
       REQUIRE(actions.back().action.kind == sg::schedule::Kind::backward);
       early = early || sums.front().end_s < actions.back().end_s;

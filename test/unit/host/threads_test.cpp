@@ -238,7 +238,7 @@ TEST_CASE("host/Threads: a recorded step has every action once, in order, within
   auto const timeline = train.timeline();
   REQUIRE(timeline.ranks() == 4);
   for (int r = 0; r < 4; ++r) {
-    auto const& row = timeline.row(r);
+    auto const row = timeline.row(r);
     REQUIRE(row.size() == table.row(r).size());
     double last_s = 0;
     for (std::size_t i = 0; i < row.size(); ++i) {

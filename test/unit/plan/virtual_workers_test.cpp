@@ -170,7 +170,7 @@ TEST_CASE(
     auto const table = plan.schedule(0).table({2, 3 * plan.in_flight});
     for (int s = 0; s < 2; ++s) {
       auto const row = table.row(s);
-      auto const& spans = played[0].timeline.row(s);
+      auto const spans = played[0].timeline.row(s);
       REQUIRE(
           std::equal(row.begin(), row.end(), spans.begin(), spans.end(),
                      [](auto const& action, auto const& span) { return action == span.action; }));

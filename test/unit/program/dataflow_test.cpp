@@ -25,7 +25,7 @@ using schedule::Table;
 
 namespace {
 
-/// Whether each cell is at the position where its rank's row has it.
+/// Whether each cell is at the index where its rank's row has it.
 bool uses_fit(Dataflow const& flow, Table const& table) {
   std::size_t noted = 0;
   std::size_t actions = 0;

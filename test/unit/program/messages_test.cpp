@@ -22,8 +22,8 @@ using Random = std::mt19937;
 
 std::size_t below(Random& random, std::size_t n) { return random() % n; }
 
-/// Different positions in a row, of some of the microbatches; nowhere for the others.
-RowIndices positions(Random& random, std::vector<bool> const& taken, std::size_t length) {
+/// Different indices in a row, of some of the microbatches; nowhere for the others.
+RowIndices indices(Random& random, std::vector<bool> const& taken, std::size_t length) {
   std::vector<std::uint32_t> row(length);
   std::iota(row.begin(), row.end(), 0U);
   std::shuffle(row.begin(), row.end(), random);
@@ -49,8 +49,8 @@ TEST_CASE("program/most_alive: as many values as at any index", "[program]") {
     std::size_t const count = 1 + below(random, 8);
     std::size_t const length = count + below(random, 8);
     auto const is = taken(random, count);
-    RowIndices from = positions(random, is, length);
-    RowIndices to = positions(random, is, length);
+    RowIndices from = indices(random, is, length);
+    RowIndices to = indices(random, is, length);
     std::uint32_t most = 0;
     for (std::size_t m = 0; m < count; ++m)
       if (is[m] && from[m] > to[m]) std::swap(from[m], to[m]);
@@ -68,7 +68,7 @@ TEST_CASE("program/in_order: the microbatches of a row, sorted by their position
   for (int i = 0; i < 200; ++i) {
     std::size_t const count = 1 + below(random, 8);
     auto const is = taken(random, count);
-    auto const at = positions(random, is, count + 3);
+    auto const at = indices(random, is, count + 3);
     auto const order = in_order(at, count + 3);
     REQUIRE(order.size() == static_cast<std::size_t>(std::count(is.begin(), is.end(), true)));
     for (std::size_t k = 0; k < order.size(); ++k) {
@@ -87,8 +87,8 @@ TEST_CASE(
     std::size_t const producer = count + below(random, 5);
     std::size_t const consumer = count + below(random, 5);
     auto const is = taken(random, count);
-    auto const written = positions(random, is, producer);
-    auto const used = positions(random, is, consumer);
+    auto const written = indices(random, is, producer);
+    auto const used = indices(random, is, consumer);
     auto const wanted = static_cast<std::uint32_t>(1 + below(random, count + 1));
     CAPTURE(i, count, wanted);
     Messages const messages(written, producer, used, consumer, wanted);
