@@ -19,7 +19,7 @@
 
 namespace stagger::detail {
 
-/// When the table uses one cell. RowIndices count the compute actions of the cell's row.
+/// When the table uses one cell. Indices count the compute actions of the cell's row.
 struct CellUse {
   RowIndices forward;   // F
   RowIndices gradient;  // B or I

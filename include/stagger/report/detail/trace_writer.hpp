@@ -129,7 +129,7 @@ class TraceWriter {
     }
     slices_.clear();
     for (std::size_t r = 0; r < timeline.row_begin.size(); ++r) {
-      auto const row = timeline.row(static_cast<int>(r));
+      auto const row = timeline.row(r);
       std::size_t const first = slices_.size();
       place_blocks(row, r, origin);
       if (step_slices_ && slices_.size() > first)  // before the slices that it encloses
