@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -509,6 +510,42 @@ TEST_CASE("collective/DurableFolder: a failure that not all layers came to is fi
     int const other = server.join(1, model(), digests(), rules(), second);
     CHECK(!server.resume(other, failures[1]));
   }
+}
+
+TEST_CASE("collective/DurableFolder: nobody receives what a disk that is full has refused",
+          "[collective]") {
+  auto const adds = GENERATE(Adds::on_arrival, Adds::in_worker_order, Adds::in_turn);
+  auto const on_failure = GENERATE(OnFailure::fail_fast, OnFailure::go_on);
+  CAPTURE(static_cast<int>(adds), static_cast<int>(on_failure));
+  TemporaryFolder const folder;
+  ServerOptions const options{.workers = 2, .on_failure = on_failure, .durable = folder.path()};
+  {
+    Run run(options, rules(adds));
+    REQUIRE((run.begin(0) && run.begin(1)));
+    for (std::size_t n = 0; n < 2; ++n)
+      for (std::size_t l = 0; l < layers; ++l) run.push(n, l, Values{1}, false);
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    auto const handler = std::signal(SIGXFSZ, SIG_IGN);  // the limit stands in for a full disk
+    rlimit const small{64, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    auto const full = Catch::Contains("keeps nothing any more");
+    std::string const pushed = refusal([&] { return run.push(0, 0, Values{1}, false), 0; });
+    // The other worker has asked for weights that were ready before, and wants the newest.
+    std::string const taken = refusal([&] { return run.take(1, 0); });
+    run.end(0, true);
+    run.end(1, true);
+    std::string const read = refusal([&] { return run.newest(0); });
+    ::setrlimit(RLIMIT_FSIZE, &before);
+    std::signal(SIGXFSZ, handler);
+    CHECK_THAT(pushed, full);
+    CHECK_THAT(taken, full);
+    CHECK_THAT(read, full);
+    CHECK_THAT(refusal([&] { return run.newest(0); }), full);  // with room again, too
+  }
+  Run again(options, rules(adds));
+  // Each worker's first push; in turn, worker 0 sees none of the other.
+  CHECK(again.newest(0)[0] == (adds == Adds::in_turn ? 1 : 2));
 }
 
 TEST_CASE(

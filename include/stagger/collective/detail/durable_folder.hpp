@@ -97,6 +97,11 @@ class DurableFolder {
   /// Whether the folder holds a run.
   [[nodiscard]] bool holds_run() const { return ::access(server_file().c_str(), F_OK) == 0; }
 
+  /// @throws Error  io if a write has failed
+  void require_sound() {
+    std::lock_guard const lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+  }
   /// @throws Error  io, from the write that fails and from all later ones
   void write(ServerRecord& record) {
     write(server_file(), server_name, 0, record.run, [&](auto&, auto& file) { record.keep(file); });
@@ -150,10 +155,7 @@ class DurableFolder {
   template <class Fill>
   void write(std::string const& path, std::string_view name, std::size_t number, std::uint64_t run,
              Fill fill) {
-    {
-      std::lock_guard const lock(mutex_);
-      if (failure_) std::rethrow_exception(failure_);
-    }
+    require_sound();
     try {
       stagger::detail::CheckedWriter out(path);
       out.text(name);

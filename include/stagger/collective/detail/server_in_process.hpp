@@ -314,6 +314,7 @@ class ServerInProcess : private ServerStreams {
     auto const begins = own.begins ? std::unique_lock(joining_) : std::unique_lock<std::mutex>();
     if (own.begins) own.begins = !clients_.lost_before(client, layers_.failures(worker_of(client)));
     std::lock_guard const lock(mutex(l));
+    layers_.require_kept();
     ParameterStore& layer = layers_[l];
     bool const in_stream = own.begins || own.active.load();
     if (in_stream && !own.returns.load())
@@ -379,6 +380,7 @@ class ServerInProcess : private ServerStreams {
             std::span<std::uint32_t> contains = {}) {
     std::unique_lock lock(mutex(l));
     clients_.require_active(client);
+    layers_.require_kept();
     ParameterStore& layer = layers_[l];
     int const worker = worker_of(client);
     bool const late = part.first != 0;

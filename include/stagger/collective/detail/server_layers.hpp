@@ -182,12 +182,17 @@ class ServerLayers {
   void keep(std::size_t l) {
     if (folder_ != nullptr) folder_->write(l, record_.run, *layers_[l]);
   }
-  /// Likewise; an error is reported to the worker that pushes next.
+  /// Likewise; an error is reported to the worker that pushes or reads next.
   void try_to_keep(std::size_t l) noexcept {
     try {
       keep(l);
     } catch (...) {  // DurableFolder keeps the error, which the next write throws
     }
+  }
+  /// Refuses weights once a write has failed, since they contain pushes that the folder lacks.
+  /// @throws Error  io
+  void require_kept() const {
+    if (folder_ != nullptr) folder_->require_sound();
   }
   /// How many streams of a worker have ended by a failure, its own or another's.
   [[nodiscard]] std::uint32_t failures(int worker) const { return record_.failures[worker]; }
