@@ -189,8 +189,7 @@ class ServerLayers {
     } catch (...) {  // DurableFolder keeps the error, which the next write throws
     }
   }
-  /// Refuses weights once a write has failed, since they contain pushes that the folder lacks.
-  /// @throws Error  io
+  /// @throws Error  io once a write has failed: weights may contain pushes that the folder lacks
   void require_kept() const {
     if (folder_ != nullptr) folder_->require_sound();
   }
