@@ -32,9 +32,24 @@ static_assert(std::endian::native == std::endian::little,
   return (bytes + 7) / 8 * 8;
 }
 
-[[noreturn]] inline void throw_io(std::string const& what, std::string const& path, int error) {
-  raise(Errc::io, "cannot ", what, " ", path, ": ", std::strerror(error),
-        "; free space, change its permissions, or name another folder");
+/// @param what  "create the folder", for a folder into which files are written
+[[noreturn]] inline void throw_not_written(char const* what, std::string const& path, int error) {
+  raise(Errc::io, "cannot ", what, " ", path, ": ", std::strerror(error), "; ",
+        write_remedy(error));
+}
+
+/// For a file or a folder that cannot be read. @param kind  "file" or "folder"
+[[noreturn]] inline void throw_not_read(char const* kind, std::string const& path, int error) {
+  struct ::stat status{};
+  bool const dangling = error == ENOENT && ::lstat(path.c_str(), &status) == 0;
+  std::string remedy = text("name another ", kind);
+  if (dangling)
+    remedy = text("it is a link to nothing: create what it leads to, or ", remedy);
+  else if (error == ENOENT || error == ENOTDIR || error == EISDIR)
+    remedy = text("give the name of a ", kind, " that exists");
+  else if (error == EACCES || error == EPERM)
+    remedy = text("change its permissions, or ", remedy);
+  raise(Errc::io, "cannot read ", path, ": ", std::strerror(error), "; ", remedy);
 }
 
 /// Fields of a file, one after the other, and their checksum at the end. The file appears under its
@@ -99,7 +114,8 @@ class CheckedReader {
   CheckedReader(std::string path, std::string what)
       : path_(std::move(path)), what_(std::move(what)), file_(path_.c_str(), O_RDONLY) {
     struct ::stat status{};
-    if (!file_ || ::fstat(file_.get(), &status) != 0) throw_io("read", path_, errno);
+    if (!file_ || ::fstat(file_.get(), &status) != 0) throw_not_read("file", path_, errno);
+    if (S_ISDIR(status.st_mode)) throw_not_read("file", path_, EISDIR);
     size_ = end_ = static_cast<std::uint64_t>(status.st_size);
   }
 
@@ -145,7 +161,7 @@ class CheckedReader {
   void read(std::uint64_t from, std::span<std::byte> to) const {
     while (!to.empty()) {
       ::ssize_t const n = ::pread(file_.get(), to.data(), to.size(), static_cast<::off_t>(from));
-      if (n < 0 && errno != EINTR) throw_io("read", path_, errno);
+      if (n < 0 && errno != EINTR) throw_not_read("file", path_, errno);
       if (n == 0) refuse("became shorter while it was read");
       if (n < 0) continue;
       to = to.subspan(static_cast<std::size_t>(n));
@@ -175,7 +191,7 @@ class CheckedReader {
 
 [[nodiscard]] inline std::vector<std::string> names_in(std::string const& folder) {
   ::DIR* const handle = ::opendir(folder.c_str());
-  if (handle == nullptr) throw_io("read", folder, errno);
+  if (handle == nullptr) throw_not_read("folder", folder, errno);
   std::vector<std::string> names;
   while (::dirent const* const entry = ::readdir(handle)) names.emplace_back(entry->d_name);
   ::closedir(handle);
@@ -189,7 +205,7 @@ inline void make_writable_folder(std::string const& folder, char const* what) {
   for (std::size_t at = 1; at <= folder.size(); ++at)
     if (at == folder.size() || folder[at] == '/')
       if (::mkdir(folder.substr(0, at).c_str(), 0755) != 0 && errno != EEXIST)
-        throw_io("create the folder", folder.substr(0, at), errno);
+        throw_not_written("create the folder", folder.substr(0, at), errno);
   // Other processes may write into the folder too, and on several hosts they may have the same
   // number; so only a file that did not exist before, not even as a link, belongs to this process.
   std::string const before = folder + "/.stagger-probe-" + std::to_string(::getpid()) + "-";
@@ -202,7 +218,7 @@ inline void make_writable_folder(std::string const& folder, char const* what) {
     }
     if (errno != EEXIST) break;
   }
-  throw_io("write into the folder", folder, errno);
+  throw_not_written("write into the folder", folder, errno);
 }
 
 }  // namespace stagger::detail

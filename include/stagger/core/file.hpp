@@ -3,6 +3,7 @@
 /// @file   Files that are written completely or not at all.
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,6 +43,32 @@ class Descriptor {
   int number_;
 };
 
+/// What to do where the system says that something cannot be written.
+[[nodiscard]] inline char const* write_remedy(int reason) noexcept {
+  switch (reason) {
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "name another folder, one that you may write to";
+    case ENOENT:
+    case ENOTDIR:
+      return "create the folder first, or name another folder";
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return "make room, or name another folder, on another disk";
+    default:
+      return "name another folder";
+  }
+}
+
+/// Removes a temporary file of a `WholeFile`, unless a process still writes it. It also stays where
+/// the file system has no locks, which does no harm.
+inline void remove_abandoned(std::string const& temporary) noexcept {
+  Descriptor const file(temporary.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (file && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(temporary.c_str());
+}
+
 }  // namespace detail
 
 /// A file that appears under its name only when it is complete and on the disk.
@@ -49,7 +76,8 @@ class Descriptor {
 /// Text goes to a temporary file in the same folder; `commit` syncs it, renames it over the name
 /// and syncs the folder. Until then, and after any error, an existing file of that name stays as it
 /// was. After an error the temporary file is removed; only a process that dies leaves it behind, as
-/// `.NAME.PID-N.tmp`. A symbolic link is followed, so that the link stays. A name that is no plain
+/// `.NAME.PID-N.tmp`. As long as it is written it is locked, so that others see whether its process
+/// lives. A symbolic link is followed, so that the link stays. A name that is no plain
 /// file (`/dev/stdout`, a pipe) cannot be replaced and is written in place.
 class WholeFile {
  public:
@@ -94,9 +122,17 @@ class WholeFile {
   /// @throws Error io if it could not be written to the disk; the previous file is then unchanged
   void commit() {
     if (!in_place_ && ::fsync(file_.get()) != 0) fail_errno();
+    // Locked until it has its name: what keeps the lock is the file, however often it is open.
+    detail::Descriptor const locked(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
     if (!file_.close() && errno != EINTR) fail_errno();
     if (in_place_) return;
-    if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail_errno();
+    if (std::rename(temporary_.c_str(), target_.c_str()) != 0) {
+      int const reason = errno;
+      if (reason == ENOENT && ::access((folder() + ".").c_str(), F_OK) == 0)
+        fail("another program has removed its temporary file",
+             "let one program at a time write into that folder");
+      fail(std::strerror(reason), detail::write_remedy(reason));
+    }
     temporary_.clear();
     sync_folder();
   }
@@ -113,11 +149,20 @@ class WholeFile {
     for (int attempt = 0; attempt < 1000; ++attempt) {
       temporary_ = before + std::to_string(attempt) + ".tmp";
       file_ = detail::Descriptor(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666);
-      if (file_) return;
-      if (errno != EEXIST) break;
+      if (file_ && is_locked()) return;
+      if (!file_ && errno != EEXIST) break;
     }
     temporary_.clear();
     fail_errno();
+  }
+
+  /// Locks the temporary file, if the file system has locks.
+  /// @return false if another process has removed it before, as one that nobody writes
+  [[nodiscard]] bool is_locked() const {
+    while (::flock(file_.get(), LOCK_EX) != 0 && errno == EINTR) {
+    }
+    struct stat status{};
+    return ::fstat(file_.get(), &status) != 0 || status.st_nlink != 0;
   }
 
   /// Syncs the folder, without which a renamed file may be lost in a crash.
@@ -134,27 +179,9 @@ class WholeFile {
     temporary_.clear();
   }
 
-  [[nodiscard]] static char const* remedy(int reason) noexcept {
-    switch (reason) {
-      case EACCES:
-      case EPERM:
-      case EROFS:
-        return "choose a folder that you may write to";
-      case ENOENT:
-      case ENOTDIR:
-        return "create the folder first, or choose another";
-      case ENOSPC:
-      case EDQUOT:
-      case EFBIG:
-        return "make room, or choose another disk";
-      default:
-        return "choose another place";
-    }
-  }
-
   [[noreturn]] void fail_errno() {
     int const reason = errno;
-    fail(std::strerror(reason), remedy(reason));
+    fail(std::strerror(reason), detail::write_remedy(reason));
   }
 
   [[noreturn]] void fail(std::string const& reason, char const* remedy) {

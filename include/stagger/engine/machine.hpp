@@ -78,7 +78,10 @@ class Machine : public StepStatus {
   }
   [[nodiscard]] bool shards() const noexcept { return model.shards; }
   [[nodiscard]] std::int64_t steps() const noexcept { return model.steps; }
-  void resume(std::int64_t steps) noexcept { model.steps = steps; }
+  [[gnu::cold]] void resume(std::int64_t steps) {
+    require_step(steps, "training cannot go on from");
+    model.steps = steps;
+  }
 
   [[nodiscard]] void const* optimizer() const noexcept { return model.optimizer.optimizer; }
   /// A digest of the optimizer's current numbers; 0 if they are unknown.

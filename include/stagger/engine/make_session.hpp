@@ -138,9 +138,7 @@ template <class Device>
   if (!(options.deadline_s > 0))
     raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
           " s would end every step; use a positive time");
-  if (options.clip_norm && !(*options.clip_norm > 0))
-    raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
-          "; use a positive norm");
+  require_clip_norm(options);
   if (setup.groups.ops != nullptr && (setup.groups.members != 1 || setup.groups.each_pass)) {
     if constexpr (!Device::traits.shares_layers)
       raise(Errc::bad_configuration, "this device cannot run groups of ", setup.groups.members,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include <stagger/core/error.hpp>
 #include <stagger/program/replica_counts.hpp>
 
 namespace stagger {
@@ -31,5 +32,14 @@ struct Options {
                         ///< microbatches avoids every wait
   Replicas replicas{};  ///< ranks that share each position (data parallelism); none: one each
 };
+
+namespace detail {
+/// @throws Error  bad_configuration for a norm that would turn gradients around, or make them 0
+[[gnu::cold]] inline void require_clip_norm(Options const& options) {
+  if (options.clip_norm && !(*options.clip_norm > 0))
+    raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
+          "; use a positive norm");
+}
+}  // namespace detail
 
 }  // namespace stagger

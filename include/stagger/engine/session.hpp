@@ -44,7 +44,7 @@ class Session : public StepOwner {
   [[nodiscard]] virtual Machine& machine() noexcept = 0;
   [[nodiscard]] virtual int stages() const noexcept = 0;
   [[nodiscard]] virtual std::int64_t steps() const noexcept = 0;
-  virtual void resume(std::int64_t steps) noexcept = 0;
+  virtual void resume(std::int64_t steps) = 0;
   virtual void record(bool on) noexcept = 0;
   /// Waits until parameters have the values that they keep until the next step.
   virtual void settle_parameters() = 0;

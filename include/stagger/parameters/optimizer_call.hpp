@@ -6,12 +6,23 @@
 #include <cstdint>
 #include <string>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 
 namespace stagger::detail {
 
 class GradientCopy;
 class LayerParameters;
+
+/// The highest number of a step that a run may go on from, so that no number computed from it
+/// overflows.
+inline constexpr std::int64_t last_step = std::int64_t{1} << 48U;
+/// @param what  "training cannot go on from", in the error
+/// @throws Error  bad_configuration unless 0 <= step <= last_step
+[[gnu::cold]] inline void require_step(std::int64_t step, char const* what) {
+  if (step < 0 || step > last_step)
+    raise(Errc::bad_configuration, what, " step ", step, "; count the steps from 0 to ", last_step);
+}
 
 /// One optimizer step of one layer, or of a part of it.
 struct UpdateStep {

@@ -40,7 +40,7 @@ namespace stagger {
 
 /// The state of a run, besides its parameters.
 struct CheckpointState {
-  std::int64_t step = 0;   ///< optimizer steps taken, >= 0
+  std::int64_t step = 0;   ///< optimizer steps taken, 0 to 2^48
   std::uint64_t seed = 0;  ///< of the run
   std::string model;       ///< must match when restored: "gpt, width 128, ..."
   std::string settings;    ///< a description that the caller compares
@@ -68,7 +68,7 @@ inline constexpr std::string_view checkpoint_suffix = ".stagger";
 }
 
 /// Keeps the checkpoint of `step` and the previous one, and removes the others and the temporary
-/// files of killed processes. Files that cannot be removed stay, which does no harm.
+/// files that nobody writes any more. Files that cannot be removed stay, which does no harm.
 inline void remove_other_checkpoints(std::string const& folder, std::int64_t step) {
   auto const names = names_in(folder);
   std::int64_t before = -1;
@@ -77,9 +77,9 @@ inline void remove_other_checkpoints(std::string const& folder, std::int64_t ste
   std::string const temporary = text(".", checkpoint_prefix);
   for (std::string const& name : names) {
     std::int64_t const other = step_of(name);
-    if ((other >= 0 && other != step && other != before) ||
-        (name.starts_with(temporary) && name.ends_with(".tmp")))
-      ::unlink(text(folder, "/", name).c_str());
+    std::string const path = text(folder, "/", name);
+    if (other >= 0 && other != step && other != before) ::unlink(path.c_str());
+    if (name.starts_with(temporary) && name.ends_with(".tmp")) remove_abandoned(path);
   }
 }
 
@@ -152,6 +152,8 @@ inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
   in.check_sum();
   ParsedCheckpoint parsed;
   parsed.state.step = static_cast<std::int64_t>(in.u64());
+  if (parsed.state.step < 0 || parsed.state.step > last_step)
+    in.refuse(text("is of step ", parsed.state.step));
   parsed.state.seed = in.u64();
   std::uint64_t const model = in.u64();
   std::uint64_t const settings = in.u64();
@@ -202,7 +204,8 @@ inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
 ///
 /// A checkpoint is written to a temporary file, synced and renamed, then the folder is synced:
 /// whenever the process or the machine stops, the folder holds the checkpoints before or after,
-/// never a part of one. One process writes.
+/// never a part of one. One program at a time writes: of two, each removes what the other has
+/// written, though no file is ever damaged. Any number may read.
 class Checkpoints {
  public:
   /// Creates the folder if it is missing, and tries to write into it.
@@ -228,8 +231,8 @@ class Checkpoints {
 
   /// Writes a checkpoint. Of the others only the previous one is kept, so that a run which has gone
   /// back after a damaged file does not keep the abandoned steps.
-  /// @throws Error  with Errc::io, or bad_configuration for a step below 0; the checkpoints that
-  ///                existed before still exist
+  /// @throws Error  with Errc::io, or bad_configuration unless 0 <= step <= 2^48; the checkpoints
+  ///                that existed before still exist
   void write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
     write(state, detail::shapes_of(parameters), [&](auto const& add) {
       for (auto const& parameter : parameters) add(parameter);
@@ -274,9 +277,8 @@ class Checkpoints {
   /// @param each  calls its argument with every parameter; returns whether this process writes
   template <class Each>
   void write(CheckpointState const& state, List<ParameterShape> const& shapes, Each&& each) const {
-    if (state.step < 0)  // no name of a file would say so, and all others would be removed
-      raise(Errc::bad_configuration, "a checkpoint of step ", state.step,
-            " cannot be found again; count the steps from 0");
+    // No name of a file would say that it is below 0, and all others would be removed.
+    detail::require_step(state.step, "a checkpoint cannot be of");
     std::optional<detail::CheckedWriter> out;
     auto const begin = [&] {
       out.emplace(path(state.step));

@@ -76,6 +76,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
   using Target = typename Loss::Target;
 
   /// For Pipeline.
+  /// @throws Error  bad_configuration for a clip_norm that is not above 0
   OneDevice(List<detail::Layer> layers, Optimizer const& optimizer, Loss loss,
             Options const& options)
       : layers_(std::move(layers)),
@@ -84,6 +85,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         optimizer_(optimizer),
         loss_(std::move(loss)),
         options_(options) {
+    detail::require_clip_norm(options);
     int number = 0;
     for (detail::Layer const& layer : layers_) {
       parameters_[number].adopt(layer.ops().adopt_parameters(layer.object(), number), number,
@@ -129,7 +131,11 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
 
   [[nodiscard]] Optimizer& optimizer() noexcept { return optimizer_; }
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
-  void resume(std::int64_t steps) noexcept { steps_ = steps; }
+  /// As of a Trainer.
+  void resume(std::int64_t steps) {
+    detail::require_step(steps, "training cannot go on from");
+    steps_ = steps;
+  }
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
   /// call.

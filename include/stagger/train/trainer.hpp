@@ -229,7 +229,8 @@ class Trainer {
 
   /// Continues as if `steps` had been taken; the caller has restored the parameters and states of
   /// that step.
-  void resume(std::int64_t steps) noexcept { session_->resume(steps); }
+  /// @throws Error  bad_configuration unless 0 <= steps <= 2^48
+  void resume(std::int64_t steps) { session_->resume(steps); }
 
   /// From the next step on, records an iteration as a graph of the device and replays it; records
   /// it again when its arguments change. Only for devices with graphs.

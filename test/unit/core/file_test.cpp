@@ -225,6 +225,22 @@ TEST_CASE("core/WholeFile: one that is written at the same time has a temporary 
   CHECK(folder.names().size() == 1);
 }
 
+TEST_CASE("core/WholeFile: a temporary file is removed by others only if nobody writes it",
+          "[core]") {
+  TemporaryFolder const folder;
+  stagger::WholeFile living(folder / "a");
+  std::string const temporary = folder / folder.names().at(0);
+  stagger::detail::remove_abandoned(temporary);
+  CHECK(fs::exists(temporary));
+  std::ofstream(folder / ".a.17-0.tmp") << "of a process that was killed";
+  stagger::detail::remove_abandoned(folder / ".a.17-0.tmp");
+  CHECK_FALSE(fs::exists(folder / ".a.17-0.tmp"));
+  fs::remove(temporary);
+  CHECK_THROWS_WITH(living.commit(),
+                    Catch::EndsWith("another program has removed its temporary file; let one "
+                                    "program at a time write into that folder"));
+}
+
 TEST_CASE("core/write_file: two writers of one name never mix", "[core]") {
   TemporaryFolder const folder;
   std::string const a(200'000, 'a');

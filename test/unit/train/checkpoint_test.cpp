@@ -234,14 +234,74 @@ TEST_CASE("train/checkpoint: the last two are kept, steps that were abandoned go
   CHECK(folder.names() == std::vector<std::string>{"notes.txt", "step-999999999.stagger"});
 }
 
-TEST_CASE("train/checkpoint: a step below 0 is refused, and removes no other", "[train]") {
+TEST_CASE(
+    "train/checkpoint: a step that cannot be counted on from is refused, and removes no other",
+    "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  Model model(1);
+  checkpoints.write(state(7), model.parameters);
+  for (std::int64_t const step : {std::int64_t{-5}, (std::int64_t{1} << 48U) + 1, INT64_MAX})
+    CHECK_THROWS_WITH(checkpoints.write(state(step), model.parameters),
+                      "a checkpoint cannot be of step " + std::to_string(step) +
+                          "; count the steps from 0 to 281474976710656");
+  CHECK(checkpoints.steps() == std::vector<std::int64_t>{7});
+  auto bytes = read(checkpoints.path(7));
+  for (std::size_t b = 24; b < 32; ++b) bytes[b] = b == 31 ? '\x7f' : '\xff';  // the step
+  seal(bytes);
+  write(checkpoints.path(7), bytes);
+  CHECK_THROWS_WITH(checkpoints.restore("a model", model.parameters),
+                    Catch::Contains("is damaged: it is of step 9223372036854775807"));
+  checkpoints.write(state(std::int64_t{1} << 48U), model.parameters);
+  CHECK(checkpoints.restore("a model", model.parameters).state.step == std::int64_t{1} << 48U);
+}
+
+TEST_CASE("train/checkpoint: a program that writes keeps its temporary file beside another one",
+          "[train]") {
   TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   Model const model(1);
-  checkpoints.write(state(7), model.parameters);
-  CHECK_THROWS_WITH(checkpoints.write(state(-5), model.parameters),
-                    Catch::Contains("a checkpoint of step -5 cannot be found again"));
-  CHECK(checkpoints.steps() == std::vector<std::int64_t>{7});
+  checkpoints.write(state(1), model.parameters);
+  std::string const whole(read(checkpoints.path(1)).data(), read(checkpoints.path(1)).size());
+  stagger::WholeFile living(checkpoints.path(5));  // locked as by another process
+  living.write(whole.substr(0, whole.size() / 2));
+  write(folder.path() + "/.step-000000005.stagger.17-0.tmp", {'x'});  // of a killed process
+  checkpoints.write(state(2), model.parameters);
+  CHECK(folder.names().size() == 3);  // two checkpoints, and what the other one writes
+  living.write(whole.substr(whole.size() / 2));
+  living.commit();
+  Model back(2);
+  CHECK(checkpoints.restore("a model", back.parameters).file == checkpoints.path(5));
+  CHECK(back.bytes() == model.bytes());
+  checkpoints.write(state(6), model.parameters);
+  CHECK(folder.names() ==
+        std::vector<std::string>{"step-000000005.stagger", "step-000000006.stagger"});
+}
+
+TEST_CASE("train/checkpoint: what cannot be read is said with the remedy", "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  Model model(1);
+  checkpoints.write(state(1), model.parameters);
+  std::filesystem::create_symlink("nowhere", checkpoints.path(3));
+  std::filesystem::create_directory(checkpoints.path(2));
+  auto const restored = checkpoints.restore("a model", model.parameters);
+  CHECK(restored.state.step == 1);
+  CHECK(restored.warnings ==
+        std::vector<std::string>{
+            "cannot read " + checkpoints.path(3) +
+                ": No such file or directory; it is a link to nothing: create what it leads to, or "
+                "name another file",
+            "cannot read " + checkpoints.path(2) +
+                ": Is a directory; give the name of a file that exists"});
+  std::string const removed = folder.path() + "/removed";
+  Checkpoints const gone(removed);
+  std::filesystem::remove(removed);
+  CHECK_THROWS_WITH(gone.restore("a model", model.parameters),
+                    "cannot read " + removed +
+                        ": No such file or directory; give the name of a folder that exists");
+  CHECK_THROWS_WITH(gone.write(state(1), model.parameters),
+                    Catch::Contains("create the folder first"));
 }
 
 TEST_CASE("train/checkpoint: another model is refused with the first difference", "[train]") {

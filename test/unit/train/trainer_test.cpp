@@ -5,6 +5,9 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -165,6 +168,43 @@ TEST_CASE("train/Trainer: schedule, cuts, placement, grouping and device are cho
   sg::run(moved.step(data[0]));
   CHECK(moved.steps() == 1);
   CHECK(values() == before);
+}
+
+TEST_CASE("train/Trainer: goes on from no step that overflows, nor does one device", "[train]") {
+  sg::Pipeline const model{Unusual{2}, Unusual{3}};
+  auto one = model.on_one_device(Square{}, sg::optimizer::AdamW{});
+  auto train = model.with(Square{}, sg::optimizer::AdamW{});
+  constexpr std::int64_t last = std::int64_t{1} << 48U;
+  for (std::int64_t const step : {std::int64_t{-1}, last + 1, INT64_MAX, INT64_MIN}) {
+    std::string const sentence = "training cannot go on from step " + std::to_string(step) +
+                                 "; count the steps from 0 to 281474976710656";
+    CHECK_THROWS_WITH(train.resume(step), sentence);
+    CHECK_THROWS_WITH(one.resume(step), sentence);
+  }
+  CHECK(train.steps() == 0);
+  CHECK(one.steps() == 0);
+  train.resume(last);
+  one.resume(last);
+  sg::Batch<float, float> const data{{1, 2}, {5, 10}};
+  sg::run(train.step(data));
+  one.step(data);
+  CHECK(train.steps() == last + 1);
+  for (std::size_t i = 0; i < 2; ++i) {
+    double const value = train.parameters()[i].values<double>()[0];
+    CHECK(value == one.parameters()[i].values<double>()[0]);
+    CHECK(value < 2 + static_cast<double>(i));  // a number, and a step below the initial value
+  }
+}
+
+TEST_CASE("train/Trainer: one device refuses the norms that a pipeline refuses", "[train]") {
+  sg::Pipeline const model{Unusual{2}};
+  for (double const norm : {0.0, -1.0, -std::numeric_limits<double>::infinity(),
+                            std::numeric_limits<double>::quiet_NaN()}) {
+    sg::Options const options{.clip_norm = norm};
+    auto const sentence = Catch::Contains("gradients cannot be clipped to a norm of");
+    CHECK_THROWS_WITH(model.with(Square{}, options), sentence);
+    CHECK_THROWS_WITH(model.on_one_device(Square{}, options), sentence);
+  }
 }
 
 }  // namespace trainer_test

@@ -83,7 +83,7 @@ class DurableFolder {
   /// @throws Error  io if the folder cannot be written, or another server uses it
   [[gnu::cold]] explicit DurableFolder(std::string path)
       : path_(made(std::move(path))), lock_(text(path_, "/lock").c_str(), O_RDWR | O_CREAT) {
-    if (!lock_) stagger::detail::throw_io("write into the folder", path_, errno);
+    if (!lock_) stagger::detail::throw_not_written("write into the folder", path_, errno);
     if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
       raise(Errc::io, "the folder ", path_,
             " is used by another parameter server; end that one, or name another folder");

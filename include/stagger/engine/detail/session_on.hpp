@@ -36,7 +36,7 @@ class MachineSession : public Session {
   [[nodiscard]] Machine& machine() noexcept override { return machine_; }
   [[nodiscard]] int stages() const noexcept override { return machine_.model.table_stages(); }
   [[nodiscard]] std::int64_t steps() const noexcept override { return machine_.steps(); }
-  void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
+  void resume(std::int64_t steps) override { machine_.resume(steps); }
   void record(bool on) noexcept override { machine_.options().record = on; }
 
   std::shared_ptr<Program const> program(std::size_t microbatches, bool training) override {
