@@ -81,30 +81,32 @@ class Reporter : public benchmark::ConsoleReporter {
 
 namespace {
 
+/// A row, and what each try gave: a second one follows where the first misses the target.
 struct Filled {
   Row const* row;
-  Line line;
-  int attempt = 1;
+  std::vector<Line> tries;
 };
 
 bool fill(Filled& filled, Results const& results) {
   try {
-    filled.line = filled.row->judge(results);
+    filled.tries.push_back(filled.row->judge(results));
     return true;
   } catch (Results::Missing const&) {
     return false;
   }
 }
 
+char const* name_of(Grade grade) {
+  return grade == Grade::passed ? "pass" : grade == Grade::failed ? "FAIL" : "-";
+}
+
 void print(std::FILE* file, std::vector<Filled> const& table) {
-  for (auto const& [row, line, attempt] : table) {
-    char const* const grade = line.grade == Grade::passed   ? "pass"
-                              : line.grade == Grade::failed ? "FAIL"
-                                                            : "-";
-    std::string const again = attempt > 1 ? text(" [%d tries]", attempt) : "";
-    std::fprintf(file, "%-4s  %-58s  %-70s  %s%s\n", grade, row->what.c_str(),
-                 line.measured.c_str(), line.bound.c_str(), again.c_str());
-  }
+  for (auto const& [row, tries] : table)
+    for (std::size_t t = 0; t < tries.size(); ++t) {
+      std::string const what = t == 0 ? row->what : text("  try %zu", t + 1);
+      std::fprintf(file, "%-4s  %-58s  %-70s  %s\n", name_of(tries[t].grade), what.c_str(),
+                   tries[t].measured.c_str(), tries[t].bound.c_str());
+    }
 }
 
 void publish(std::vector<Filled> const& table) {
@@ -145,11 +147,10 @@ int run(int argc, char** argv, std::vector<Row> const& rows) {
   for (auto const& row : rows) {
     Filled filled{&row, {}};
     if (!fill(filled, results)) continue;
-    while (filled.line.grade == Grade::failed && repeat && filled.attempt < row.attempts) {
+    if (filled.tries[0].grade == Grade::failed && repeat) {
       std::printf("again, for '%s': %s, but the target is %s\n", row.what.c_str(),
-                  filled.line.measured.c_str(), filled.line.bound.c_str());
+                  filled.tries[0].measured.c_str(), filled.tries[0].bound.c_str());
       benchmark::RunSpecifiedBenchmarks(&reporter, row.benchmarks);
-      ++filled.attempt;
       fill(filled, results);
     }
     table.push_back(std::move(filled));

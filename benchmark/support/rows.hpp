@@ -83,11 +83,10 @@ struct Row {
   std::string what;
   std::string benchmarks;  ///< regular expression that selects its benchmarks
   std::function<Line(Results const&)> judge;
-  int attempts = 3;  ///< measurements before the row counts as failed
 };
 
-/// Runs all benchmarks, repeats those of failed rows, and prints the rows, or appends them to the
-/// file that STAGGER_BENCH_TABLE names.
+/// Runs all benchmarks, repeats those of rows that miss their target once, and prints the rows with
+/// what each try gave, or appends them to the file that STAGGER_BENCH_TABLE names.
 /// @return the program's exit code, which is 0 even if a row fails
 int run(int argc, char** argv, std::vector<Row> const& rows);
 
