@@ -3,6 +3,7 @@
 /// @file   The interface through which `Trainer` uses a machine and its back end. It depends on
 ///         neither, so that a device can be compiled once for many translation units.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -37,9 +38,24 @@ enum class Visited : std::uint8_t {
   not_spread  ///< not visited: this process has all of them
 };
 
-/// A machine on a back end: one step at a time.
+/// A machine on a back end: one step at a time. What reads or changes it between steps holds it
+/// meanwhile, so that a thread that comes at the same moment is refused.
 class Session : public StepOwner {
  public:
+  /// Holds a session as long as it lives.
+  class Hold {
+   public:
+    /// @throws Error  bad_configuration while a step runs, or something else holds it
+    explicit Hold(Session& session) : session_(&session) { session.take(Use::call); }
+    Hold(Hold const&) = delete;
+    Hold& operator=(Hold const&) = delete;
+    ~Hold() { session_->leave(); }
+    [[nodiscard]] Session* operator->() const noexcept { return session_; }
+
+   private:
+    Session* session_;
+  };
+
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(ranks_); }
   [[nodiscard]] virtual Machine& machine() noexcept = 0;
   [[nodiscard]] virtual int stages() const noexcept = 0;
@@ -63,8 +79,10 @@ class Session : public StepOwner {
   /// Makes the training program for this many microbatches the next one to run.
   virtual void make_ready(std::size_t microbatches) = 0;
 
-  /// @throws Error  bad_configuration while a step runs
-  virtual void require_idle() const = 0;
+  /// @throws Error  bad_configuration while a step runs, or something holds the session
+  void require_idle() const {
+    if (Use const use = use_.load(std::memory_order_acquire); use != Use::none) refuse(use);
+  }
 
   /// Finds the program of a requested step. If other processes take part, they are told of an
   /// error.
@@ -74,14 +92,31 @@ class Session : public StepOwner {
                       bool training) = 0;
 
  protected:
+  /// What a session is used for.
+  enum class Use : std::uint8_t { none, step, call };
+
   ~Session() = default;
-  /// A requested step will not begin.
+  /// @throws Error  bad_configuration if it is in use
+  [[gnu::cold]] void take(Use use) {
+    Use now = Use::none;
+    if (!use_.compare_exchange_strong(now, use)) refuse(now);
+  }
+  void leave() noexcept { use_.store(Use::none, std::memory_order_release); }
+  /// A requested step will not begin. Called while it is held.
   virtual void refused(std::exception_ptr const& why) noexcept = 0;
 
   std::size_t ranks_ = 0;       // ranks that compute
   std::uint32_t requests_ = 0;  // requested steps and preparations, begun or not
 
  private:
+  [[noreturn]] [[gnu::cold]] static void refuse(Use use) {
+    raise(Errc::bad_configuration,
+          use == Use::step ? "a step of this pipeline is still running"
+                           : "another call of this pipeline has not returned yet",
+          "; take one step after the other, or make a pipeline for each thread");
+  }
+
+  std::atomic<Use> use_{Use::none};
   std::shared_ptr<Program const> shown_;
 };
 

@@ -95,6 +95,7 @@ template <class In, class Out, class Optimizer, class Loss, bool synchronous, cl
 [[nodiscard]] partition::SplitChain describe(
     Trainer<In, Out, Optimizer, Loss, synchronous, Device>& train, In const& input) {
   train.settle();
+  auto const hold = train.hold();
   partition::SplitChain chain = detail::describe(train.machine().model);
   detail::measure_outputs(train.machine().model, &input, chain);
   return chain;

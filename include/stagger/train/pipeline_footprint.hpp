@@ -250,6 +250,7 @@ template <class In, class Out, class Optimizer, class Loss, bool synchronous, cl
                                   Loss const& loss, In const& input,
                                   typename Loss::Target const& target) {
   train.settle();
+  auto const hold = train.hold();
   detail::FootprintRun run(train.machine().model);
   Footprint result =
       run.measure(&input, &loss, detail::make_loss_ops<Loss, Out>(), &target, loss.terms(target));

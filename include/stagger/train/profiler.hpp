@@ -134,6 +134,7 @@ class Profiler {
       if (pass < 0) continue;
       for (schedule::Span const& span : train.timeline().spans) times[span.action.stage].add(span);
     }
+    auto const hold = train.hold();
     auto profile = timed(times, machine.parameters());
     for (std::size_t l = 0; l < layers; ++l) {
       auto const& own = machine.run.storage[l][0];

@@ -51,7 +51,11 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 
 /// Made by `Pipeline::with`: a model divided into stages, on ranks, with a schedule.
 ///
-/// It takes one step at a time. The first step with a number of microbatches lays out its program
+/// It is for one thread at a time, and takes one step at a time. While a step runs, `steps`,
+/// `stages` and `ranks` can be called from any thread; every other function throws Error
+/// (bad_configuration), and so do functions that two threads call at the same moment.
+///
+/// The first step with a number of microbatches lays out its program
 /// and allocates; later ones allocate nothing, provided that the stages do not.
 ///
 /// Its type does not depend on the schedule, the partitioner, the collective, the placement, nor on
@@ -172,22 +176,25 @@ class Trainer {
 
   /// The training program for this many microbatches: slots, signals, peak in flight. Valid until
   /// the next call; if gradient groups are chosen again, a later step may run another one.
-  Program const& program(std::size_t microbatches) { return session_->shown_program(microbatches); }
+  Program const& program(std::size_t microbatches) { return hold()->shown_program(microbatches); }
 
   /// The optimizer; its numbers may be changed between steps.
-  [[nodiscard]] Optimizer& optimizer() noexcept { return *optimizer_; }
+  [[nodiscard]] Optimizer& optimizer() {
+    session_->require_idle();
+    return *optimizer_;
+  }
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
   /// call. On a GPU, and of layers that groups split, a copy, valid until the next step reads it
   /// back. Of a worker of a parameter server, valid until the next step, which has the server's
   /// values then; where it pushes gradients, the server has the optimizer's state, too.
-  [[nodiscard]] std::vector<ParameterState> parameters() { return states(false); }
+  [[nodiscard]] std::vector<ParameterState> parameters() { return states(hold(), false); }
   /// The same with values only for the parameters that this process has; the others have only
   /// names. Over processes, which those are is known after `prepare` or a step.
-  [[nodiscard]] std::vector<ParameterState> own_parameters() { return states(true); }
+  [[nodiscard]] std::vector<ParameterState> own_parameters() { return states(hold(), true); }
   /// Every parameter without its values, in layer order.
   [[nodiscard]] List<ParameterShape> parameter_shapes() const {
-    return Facts::shapes(session_->machine());
+    return Facts::shapes(hold()->machine());
   }
 
   /// Shows every parameter with its optimizer state in process `to`, one after the other in layer
@@ -197,32 +204,26 @@ class Trainer {
   ///                thrown after all parameters have been sent
   /// @return whether `visit` was called in this process
   template <class Visit> bool each_parameter(int to, Visit&& visit) {
-    session_->require_idle();
+    Hold const held = hold();
     void const* const self = &visit;
     detail::Visited const visited = session_->visit_parameters(
         to, {const_cast<void*>(self), [](void* erased, ParameterState const& state) {
                (*static_cast<std::remove_reference_t<Visit>*>(erased))(state);
              }});
     if (visited == detail::Visited::not_spread)
-      for (auto const& state : parameters()) visit(state);
+      for (auto const& state : states(held, false)) visit(state);
     return visited != detail::Visited::elsewhere;
   }
 
   /// Over several processes, sends the parameters of the last step to every process, or to process
   /// `to`. Each process updates only those of its own stages, and keeps the others only until the
   /// next step. All processes call it. On other devices it does nothing.
-  void gather_parameters(int to = -1) {
-    session_->require_idle();
-    session_->gather_parameters(to);
-  }
+  void gather_parameters(int to = -1) { hold()->gather_parameters(to); }
 
   /// Waits for all steps that were given to `enqueue`. Every other function that reads parameters,
   /// or takes a step in another way, waits by itself.
   /// @throws  the error of a step that has not been reported yet; Error(device) for a lost GPU
-  void settle() {
-    session_->require_idle();
-    session_->settle(nullptr);
-  }
+  void settle() { hold()->settle(nullptr); }
 
   /// Optimizer steps taken; on a device that runs ahead, including those that are only enqueued.
   [[nodiscard]] std::int64_t steps() const noexcept { return session_->steps(); }
@@ -230,7 +231,7 @@ class Trainer {
   /// Continues as if `steps` had been taken; the caller has restored the parameters and states of
   /// that step.
   /// @throws Error  bad_configuration unless 0 <= steps <= 2^48
-  void resume(std::int64_t steps) { session_->resume(steps); }
+  void resume(std::int64_t steps) { hold()->resume(steps); }
 
   /// From the next step on, records an iteration as a graph of the device and replays it; records
   /// it again when its arguments change. Only for devices with graphs.
@@ -238,7 +239,7 @@ class Trainer {
   auto const& capture(bool on = true)
     requires(!std::is_void_v<Device>)
   {
-    session_->require_idle();
+    Hold const held = hold();
     return static_cast<detail::SessionOn<Device>&>(*session_).backend().capture(on);
   }
 
@@ -247,54 +248,53 @@ class Trainer {
   [[nodiscard]] int ranks() const noexcept { return session_->ranks(); }
 
   /// Turns measuring of each action on or off.
-  void record(bool on) noexcept { session_->record(on); }
+  void record(bool on) { hold()->record(on); }
 
   /// When each action of the last step started and ended, if it was recorded: seconds since the
   /// step began.
   [[nodiscard]] schedule::Timeline timeline() const {
-    return Facts::timeline(session_->machine(), ranks(), false);
+    return Facts::timeline(hold()->machine(), ranks(), false);
   }
 
   /// Likewise for the sums of gradient groups: a row for each rank of a replicated position, with
   /// REDUCE_GRAD of its stage in the order of the groups.
   [[nodiscard]] schedule::Timeline reductions() const {
-    return Facts::timeline(session_->machine(), ranks(), true);
+    return Facts::timeline(hold()->machine(), ranks(), true);
   }
 
   /// While recording: [ranks] most (stage, microbatch) pairs that were in flight at once in the
   /// last step, as counted by the engine.
   [[nodiscard]] std::vector<int> peak_in_flight() const {
-    return Facts::peak_in_flight(session_->machine(), ranks());
+    return Facts::peak_in_flight(hold()->machine(), ranks());
   }
 
   /// Memory held by the engine, in bytes by use.
-  [[nodiscard]] Memory memory() const { return Facts::memory(session_->machine()); }
+  [[nodiscard]] Memory memory() const { return Facts::memory(hold()->machine()); }
 
   /// Messages and bytes that have gone from rank to rank and to and from a parameter server since
   /// the pipeline was made; not in steps that failed. Each process counts what its own ranks send.
-  [[nodiscard]] Traffic traffic() const {
-    session_->require_idle();
-    return Facts::traffic(session_->machine(), ranks());
-  }
+  [[nodiscard]] Traffic traffic() const { return Facts::traffic(hold()->machine(), ranks()); }
 
   /// Of a worker of a parameter server, by the stages of this process: [k] how many minibatches saw
   /// weights that lacked k of as many pushes of another worker as this one had made (last: or more).
   /// @param worker  the other; none: whichever was lacked most. @throws Error  bad_configuration
   [[nodiscard]] std::vector<std::uint64_t> staleness(std::optional<int> worker = {}) const {
-    session_->require_idle();
-    return Facts::staleness(session_->machine(), worker);
+    return Facts::staleness(hold()->machine(), worker);
   }
 
   /// For engines and profilers.
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
+  /// Refuses steps and other calls as long as it lives.
+  [[nodiscard]] detail::Session::Hold hold() const { return detail::Session::Hold(*session_); }
 
  private:
+  using Hold = detail::Session::Hold;
   using Facts = detail::MachineFacts<detail::Machine>;
 
-  [[nodiscard]] std::vector<ParameterState> states(bool own) {
-    session_->settle_parameters();
+  [[nodiscard]] static std::vector<ParameterState> states(Hold const& held, bool own) {
+    held->settle_parameters();
     std::vector<ParameterState> states;
-    Facts::append_states(session_->machine(), states, own);
+    Facts::append_states(held->machine(), states, own);
     return states;
   }
 

@@ -499,6 +499,25 @@ TEST_CASE("engine/faults: a second step at the same time is refused, the first g
   CHECK_THROWS_WITH(train.evaluate(data), says);
   CHECK_THROWS_WITH(train.prepare(microbatches), says);
   CHECK_THROWS_WITH(sg::run(early), says);
+  CHECK_THROWS_WITH(train.parameters(), says);
+  CHECK_THROWS_WITH(train.own_parameters(), says);
+  CHECK_THROWS_WITH(train.parameter_shapes(), says);
+  CHECK_THROWS_WITH(train.each_parameter(0, [](sg::ParameterState const&) {}), says);
+  CHECK_THROWS_WITH(train.gather_parameters(), says);
+  CHECK_THROWS_WITH(train.settle(), says);
+  CHECK_THROWS_WITH(train.optimizer(), says);
+  CHECK_THROWS_WITH(train.program(microbatches), says);
+  CHECK_THROWS_WITH(train.resume(7), says);
+  CHECK_THROWS_WITH(train.record(true), says);
+  CHECK_THROWS_WITH(train.timeline(), says);
+  CHECK_THROWS_WITH(train.reductions(), says);
+  CHECK_THROWS_WITH(train.peak_in_flight(), says);
+  CHECK_THROWS_WITH(train.memory(), says);
+  CHECK_THROWS_WITH(train.traffic(), says);
+  CHECK_THROWS_WITH(train.staleness(), says);
+  CHECK(train.steps() == 0);
+  CHECK(train.stages() == 4);
+  CHECK(train.ranks() == 4);
   gate.open();
   runner.join();
   holds = false;
@@ -506,6 +525,61 @@ TEST_CASE("engine/faults: a second step at the same time is refused, the first g
   CHECK(bits(train) == course[1]);
   sg::run(early);
   CHECK(bits(train) == course[2]);
+}
+
+TEST_CASE("engine/faults: what is called while parameters are shown is refused", "[engine]") {
+  auto train = pipeline(sg::host::Threads{2}, make_hook());
+  auto const data = batch(microbatches);
+  auto step = train.step(data);
+  std::string const says =
+      "another call of this pipeline has not returned yet; take one step after the other, or make "
+      "a pipeline for each thread";
+  int shown = 0;
+  train.each_parameter(0, [&](sg::ParameterState const&) {
+    ++shown;
+    CHECK_THROWS_WITH(sg::run(step), says);
+    CHECK_THROWS_WITH(train.step(data), says);
+    CHECK_THROWS_WITH(train.parameters(), says);
+    CHECK(train.steps() == 0);
+  });
+  CHECK(shown == 4);
+  sg::run(step);
+  CHECK(bits(train) == undisturbed(microbatches, 1)[1]);
+}
+
+TEST_CASE("engine/faults: of calls at the same moment each is whole or refused", "[engine]") {
+  // Which are refused depends on timing; the thread sanitizer sees what is neither.
+  auto train = pipeline(sg::host::Threads{2}, make_hook());
+  auto const data = batch(microbatches);
+  std::atomic<int> taken{0};
+  std::atomic<int> unlike{0};  // errors that say something else
+  auto const guarded = [&](auto const& body) {
+    try {
+      body();
+    } catch (sg::Error const& error) {
+      if (std::string(error.what()).find("of this pipeline") == std::string::npos) ++unlike;
+    }
+  };
+  auto const calls = [&](int calls_first) {
+    for (int i = 0; i < 200; ++i) {
+      guarded([&] {
+        sg::run(train.step(data));
+        ++taken;
+      });
+      guarded([&] {
+        if ((i + calls_first) % 3 == 0) static_cast<void>(train.parameters());
+        if ((i + calls_first) % 3 == 1) static_cast<void>(train.memory());
+        if ((i + calls_first) % 3 == 2) train.prepare(microbatches + 1);
+      });
+      if (train.steps() < 0) ++unlike;
+    }
+  };
+  std::thread other(calls, 0);
+  calls(1);
+  other.join();
+  CHECK(unlike == 0);
+  CHECK(taken > 0);
+  CHECK(train.steps() == taken);
 }
 
 TEST_CASE("engine/faults: a stage that runs its own pipeline is told so", "[engine]") {

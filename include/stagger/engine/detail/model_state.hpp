@@ -3,6 +3,7 @@
 /// @file   A model as the engine holds it, independent of any schedule: layers, parameters, the
 ///         optimizer, and the number of steps taken.
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -147,8 +148,8 @@ struct ModelState {
   Grouped const* grouped;                   // the same if any layer is shared
   FixedArray<ShownWhole> shown_wholes;      // then: copies for the caller
   OptimizerCall optimizer;
-  bool shown = false;  // the caller may have written into a copy
-  std::int64_t steps = 0;
+  bool shown = false;                  // the caller may have written into a copy
+  std::atomic<std::int64_t> steps{0};  // other threads may read it during a step
 };
 
 }  // namespace stagger::detail

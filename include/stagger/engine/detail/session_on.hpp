@@ -4,7 +4,6 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <atomic>
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
@@ -46,7 +45,7 @@ class MachineSession : public Session {
 
   [[gnu::cold]] void choose(Request& request, std::size_t inputs, std::size_t beside,
                             char const* name, bool training) override {
-    require_idle();
+    Hold const hold(*this);
     request.number = ++requests_;
     try {
       if (inputs != 0 && inputs != beside)
@@ -58,10 +57,6 @@ class MachineSession : public Session {
       refused(std::current_exception());
       throw;
     }
-  }
-
-  void require_idle() const override {
-    if (busy_.load(std::memory_order_acquire)) refuse();
   }
 
  protected:
@@ -107,18 +102,11 @@ class MachineSession : public Session {
     return place_;
   }
 
-  [[noreturn]] [[gnu::cold]] static void refuse() {
-    raise(Errc::bad_configuration,
-          "a step of this pipeline is still running; take one step after the other, or "
-          "make a pipeline for each thread");
-  }
-
   std::shared_ptr<void const> policies_;   // and the loss, which steps may need after the trainer
   std::shared_ptr<Program const> loaded_;  // destroyed after the members that may use it
   Machine machine_;
   Programs programs_;
   Losses losses_;
-  std::atomic<bool> busy_{false};
 
  private:
   /// Refuses values that replicas would have to split and cannot. This is checked for a usual
@@ -236,7 +224,7 @@ template <class Device> class SessionOn final : public MachineSession {
   }
 
   [[gnu::cold]] void begin(Request const& request, stagger::stop_token stop) override {
-    if (busy_.exchange(true)) refuse();
+    take(Use::step);
     try {
       together(request.number, [&] {
         settle(nullptr);
@@ -245,13 +233,13 @@ template <class Device> class SessionOn final : public MachineSession {
       });
       if constexpr (traits.shares_time) backend_.begin();
     } catch (...) {
-      busy_.store(false);
+      leave();
       throw;
     }
   }
 
   [[gnu::cold]] void make_ready(std::size_t microbatches) override {
-    if (busy_.exchange(true)) refuse();
+    take(Use::step);
     Release const release{this};
     together(
         ++requests_,
@@ -266,7 +254,7 @@ template <class Device> class SessionOn final : public MachineSession {
                        Metrics& metrics) override {
     if constexpr (runs_ahead)
       if (request.program->flushes && backend_.runs_ahead()) {
-        if (busy_.exchange(true)) refuse();
+        take(Use::step);
         Release const release{this};
         load(request.program);
         ahead_.make_room(backend_);
@@ -318,7 +306,7 @@ template <class Device> class SessionOn final : public MachineSession {
       return backend_.start(then);
     } catch (...) {
       stop_.reset();
-      busy_.store(false);
+      leave();
       throw;
     }
   }
@@ -333,10 +321,8 @@ template <class Device> class SessionOn final : public MachineSession {
  protected:
   void refused([[maybe_unused]] std::exception_ptr const& why) noexcept override {
     if constexpr (tells_others) {
-      if (busy_.exchange(true)) return;  // another step is running
       backend_.open(requests_);
       backend_.give_up(why);
-      busy_.store(false);
     }
   }
 
@@ -349,7 +335,7 @@ template <class Device> class SessionOn final : public MachineSession {
     SessionOn* session;
     ~Release() {
       session->stop_.reset();
-      session->busy_.store(false, std::memory_order_release);
+      session->leave();
     }
   };
 
