@@ -38,7 +38,7 @@ stagger_component(mpi HEADERS mpi/*.hpp mpi/detail/*.hpp LINKS stagger::stagger 
   FIND MPI COMPONENTS CXX
   REMEDY "install an MPI 3 (libopenmpi-dev and openmpi-bin on Debian 12) or set MPI_HOME")
 
-stagger_component(cuda HEADERS cuda/*.hpp cuda/detail/*.hpp LINKS stagger::stagger CUDA::cudart
+stagger_component(cuda HEADERS cuda/*.hpp cuda/*.cuh cuda/detail/*.hpp LINKS stagger::stagger CUDA::cudart
   INCLUDES "^cuda_runtime_api[.]h$" "^nvtx3/"
   FIND CUDAToolkit 12
   REMEDY "install NVIDIA's CUDA toolkit 12 or newer or set CUDAToolkit_ROOT; no GPU is needed to build")

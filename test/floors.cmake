@@ -55,7 +55,7 @@ foreach(level RANGE 0 7)
   endforeach()
 endforeach()
 
-file(GLOB_RECURSE headers RELATIVE ${ROOT}/include/stagger ${ROOT}/include/stagger/*.hpp)
+file(GLOB_RECURSE headers RELATIVE ${ROOT}/include/stagger ${ROOT}/include/stagger/*.hpp ${ROOT}/include/stagger/*.cuh)
 if(NOT headers)
   fault("there are no headers in ${ROOT}/include/stagger")
 endif()
@@ -276,7 +276,7 @@ foreach(folder IN LISTS counted ITEMS engine/detail engine/detail/exchange progr
 endforeach()
 
 file(GLOB_RECURSE sources
-  ${ROOT}/include/*.hpp ${ROOT}/test/*.hpp ${ROOT}/test/*.cpp ${ROOT}/test/*.cu ${ROOT}/test/*.cmake
+  ${ROOT}/include/*.hpp ${ROOT}/include/*.cuh ${ROOT}/test/*.hpp ${ROOT}/test/*.cpp ${ROOT}/test/*.cu ${ROOT}/test/*.cmake
   ${ROOT}/examples/*.hpp ${ROOT}/examples/*.cpp ${ROOT}/examples/*.cu ${ROOT}/benchmark/*.hpp ${ROOT}/benchmark/*.cpp
   ${ROOT}/benchmark/*.cu ${ROOT}/test_package/*.cpp ${ROOT}/test_package/*.py ${ROOT}/cmake/*
   ${ROOT}/test/CMakeLists.txt ${ROOT}/examples/CMakeLists.txt ${ROOT}/benchmark/CMakeLists.txt

@@ -11,6 +11,7 @@
 #include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
+#include "cuda/kernel_cases.hpp"
 #include "engine/typed_oracle.hpp"
 #include "kernels.hpp"
 #include "skip.hpp"
@@ -58,6 +59,12 @@ struct LossOnStream {
 };
 
 }  // namespace
+
+TEST_CASE("gpu/parameter_kernels: sums, norms and updates are the host's but for rounding",
+          "[gpu]") {
+  if (no_gpu()) return;
+  kernel_cases::check_all(8, 3'000'001);  // products and sums are one operation on a GPU
+}
 
 TEST_CASE("gpu/Gpus, one: functions of the host come in the order of the program, also as a graph",
           "[gpu]") {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels.hpp"
 
+#include <stagger/cuda/parameter_kernels.cuh>
+
 namespace {
 
 __global__ void empty_kernel() {}

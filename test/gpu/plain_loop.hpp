@@ -22,7 +22,7 @@ namespace plain {
 
 namespace sg = stagger;
 
-using Adam = sg::cuda::Enqueued<sg::optimizer::AdamW, gpt::gpu::LaunchAdam>;
+using Adam = sg::cuda::Enqueued<sg::optimizer::AdamW>;
 
 /// Loss and norm of a step.
 struct Result {
@@ -63,11 +63,13 @@ template <class T> class Loop {
     scale_.resize({1});
     losses_.resize({microbatches});
     squares_.resize({count_});
+    scratch_.resize({sg::cuda::parameter_kernels.scratch_size});
     place_.numbers = reinterpret_cast<sg::cuda::StepNumbers const*>(numbers_.data());
     place_.optimizer = rule_.data();
     place_.scale = scale_.data();
     place_.losses = losses_.data();
-    place_.kernels = &gpt::gpu::parameter_kernels();
+    place_.scratch = scratch_.data();
+    place_.kernels = &sg::cuda::parameter_kernels;
     place_.refused = &refused_;
     place_.loss_on_device = &loss_on_device_;
   }
@@ -182,7 +184,7 @@ template <class T> class Loop {
   sg::cuda::Tensor<std::int64_t> numbers_;
   sg::cuda::Tensor<std::byte> rule_;
   sg::cuda::Tensor<sg::cuda::GradientScale> scale_;
-  sg::cuda::Tensor<double> losses_, squares_;
+  sg::cuda::Tensor<double> losses_, squares_, scratch_;
   cudaError_t refused_ = cudaSuccess;
   bool loss_on_device_ = false;
   sg::cuda::detail::StepPlace place_;

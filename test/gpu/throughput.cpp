@@ -111,7 +111,7 @@ auto through_engine(Sizes const& s, int stages, sg::cuda::GraphCounts* counts, b
   device.devices = {0};
   device.capture = capture;
   device.counts = counts;
-  device.kernels = &gpu::parameter_kernels();
+  device.kernels = &sg::cuda::parameter_kernels;
   return sg::Pipeline{gpu::make_model<Half>(shape_of(s), seed, workspaces)}.with(
       layers::ByWork{gpt::work_of(shape_of(s)), stages}, plain::Adam{rule},
       gpu::CrossEntropy<Half>(workspaces), device,

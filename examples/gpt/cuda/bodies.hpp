@@ -9,8 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <stagger/model/optimizer.hpp>
-
 namespace gpt::gpu {
 
 /// Numbers are stored as T; arithmetic is in float.
@@ -294,74 +292,16 @@ template <class T> struct CrossEntropyRow {
   }
 };
 
-/// For one team: *sum = the sum of `size` numbers, or *sum += it.
+/// For one team: *sum += the sum of `size` numbers.
 struct Sum {
   double const* from;
   double* sum;
   std::size_t size;
-  bool adds;
   template <class Team> constexpr void operator()(Team const& team, std::size_t) const {
     double part = 0;
     for (std::size_t i = team.lane(); i < size; i += team.lanes()) part += from[i];
     part = team.sum(part);
-    if (team.lane() == 0) *sum = adds ? *sum + part : part;
-  }
-};
-
-/// For a part of a parameter: the sum of its squares.
-template <class N> struct SquaresOfPart {
-  N const* from;
-  double* sums;  // [parts]
-  std::size_t size;
-  std::size_t parts;
-  template <class Team> constexpr void operator()(Team const& team, std::size_t part) const {
-    double sum = 0;
-    for (std::size_t i = part * team.lanes() + team.lane(); i < size; i += parts * team.lanes())
-      sum += static_cast<double>(from[i]) * static_cast<double>(from[i]);
-    sum = team.sum(sum);
-    if (team.lane() == 0) sums[part] = sum;
-  }
-};
-
-/// For one thread: the norm of all gradients, and the factor that clips them.
-template <class Scale> struct FindScale {
-  double const* sums;
-  std::size_t count;
-  double clip_norm;
-  Scale* scale;
-  constexpr void operator()(std::size_t) const {
-    double sum = 0;
-    for (std::size_t i = 0; i < count; ++i) sum += sums[i];
-    double const norm = std::sqrt(sum);
-    scale->norm = norm;
-    scale->factor = norm > clip_norm ? clip_norm / norm : 1;
-  }
-};
-
-/// For a part of a parameter: one step of AdamW, with the same arithmetic as optimizer::AdamW.
-template <class Update> struct AdamPart {
-  Update what;  // cuda::Update
-  std::size_t part;
-  template <class Team> constexpr void operator()(Team const& team, std::size_t number) const {
-    auto const& rule = *what.rule;
-    auto const& v = what.view;
-    double const t = static_cast<double>(what.numbers->steps + what.number);
-    auto const scale = static_cast<float>(what.scale->factor);
-    auto const b1 = static_cast<float>(rule.beta1);
-    auto const b2 = static_cast<float>(rule.beta2);
-    auto const keep = static_cast<float>(v.decays ? 1 - rule.rate * rule.weight_decay : 1);
-    auto const eta = static_cast<float>(rule.rate / (1 - std::pow(rule.beta1, t)));
-    auto const root = static_cast<float>(1 / std::sqrt(1 - std::pow(rule.beta2, t)));
-    auto const eps = static_cast<float>(rule.epsilon);
-    std::size_t const end = (number + 1) * part < v.size ? (number + 1) * part : v.size;
-    for (std::size_t i = number * part + team.lane(); i < end; i += team.lanes()) {
-      float const gradient = v.gradient[i] * scale;
-      float const m = b1 * v.state[0][i] + (1 - b1) * gradient;
-      float const s = b2 * v.state[1][i] + (1 - b2) * gradient * gradient;
-      v.state[0][i] = m;
-      v.state[1][i] = s;
-      v.next[i] = keep * v.value[i] - eta * m / (std::sqrt(s) * root + eps);
-    }
+    if (team.lane() == 0) *sum += part;
   }
 };
 

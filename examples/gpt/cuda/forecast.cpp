@@ -75,12 +75,12 @@ sg::cluster::Profile measured(Settings const& s, Text const& text, int sequences
   auto const workspaces = std::make_shared<Workspaces<T>>(precision_of(s.precision));
   sg::cuda::Gpus device;
   device.devices = {0};
-  device.kernels = &parameter_kernels();
+  device.kernels = &sg::cuda::parameter_kernels;
   auto train =
       sg::Pipeline{make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), workspaces)}.with(
           sg::partition::Even{static_cast<int>(s.chain())}, sg::schedule::GPipe{},
-          sg::cuda::Enqueued<sg::optimizer::AdamW, LaunchAdam>{}, CrossEntropy<T>(workspaces),
-          device, sg::Options{.deadline_s = 60, .record = true});
+          sg::cuda::Enqueued<sg::optimizer::AdamW>{}, CrossEntropy<T>(workspaces), device,
+          sg::Options{.deadline_s = 60, .record = true});
   return sg::Profiler({.repeats = repeats,
                        .discarded = 2,
                        .samples = sequences,

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that run the bodies: a block for each row, eight threads for each column, one thread for
-// each element.
+// each element. The kernels for parameters are the library's.
 
 #include <cstddef>
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+
+#include <stagger/cuda/parameter_kernels.cuh>
 
 namespace gpt::gpu {
 namespace {

@@ -45,16 +45,4 @@ template <class T> struct Kernels {
 /// to[i] += more[i].
 void add(float* to, float const* more, std::size_t size);
 
-/// One step of AdamW on a parameter. Parameters of this model are floats.
-struct LaunchAdam {
-  using Rule = stagger::optimizer::AdamW;
-  cudaError_t operator()(stagger::cuda::Update<Rule, float> const&, cudaStream_t) const;
-  cudaError_t operator()(stagger::cuda::Update<Rule, double> const&, cudaStream_t) const {
-    return cudaErrorInvalidValue;
-  }
-};
-
-/// The kernels of gradient clipping.
-[[nodiscard]] stagger::cuda::ParameterKernels const& parameter_kernels();
-
 }  // namespace gpt::gpu

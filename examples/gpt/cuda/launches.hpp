@@ -10,7 +10,6 @@
 
 #include "bodies.hpp"
 #include "kernels.hpp"
-#include "scratch.hpp"
 
 namespace gpt::gpu {
 
@@ -18,15 +17,6 @@ namespace detail {
 
 inline void require(cudaError_t result) { stagger::cuda::check(result, "launch a kernel"); }
 inline cudaStream_t here() { return stagger::cuda::stream(); }
-
-template <class N>
-cudaError_t sum_squares(N const* gradient, std::size_t size, double* sum, cudaStream_t stream) {
-  double* const sums = partial_sums(stream);
-  if (sums == nullptr) return cudaErrorMemoryAllocation;
-  std::size_t const parts = size / 4096 + 1 < parts_of_squares ? size / 4096 + 1 : parts_of_squares;
-  auto const result = run_rows(stream, parts, SquaresOfPart<N>{gradient, sums, size, parts});
-  return result != cudaSuccess ? result : run_rows(stream, 1, Sum{sums, sum, parts, false});
-}
 
 }  // namespace detail
 
@@ -102,48 +92,11 @@ void Kernels<T>::cross_entropy(T const* y, std::uint8_t const* target, double* r
   detail::require(
       run_rows(detail::here(), rows,
                CrossEntropyRow<T>{y, target, row_losses, dy, classes, static_cast<float>(scale)}));
-  detail::require(run_rows(detail::here(), 1, Sum{row_losses, loss, rows, true}));
+  detail::require(run_rows(detail::here(), 1, Sum{row_losses, loss, rows}));
 }
 
 void add(float* to, float const* more, std::size_t size) {
   detail::require(run_elements(detail::here(), size, Add<float>{to, more}));
-}
-
-cudaError_t LaunchAdam::operator()(stagger::cuda::Update<Rule, float> const& update,
-                                   cudaStream_t stream) const {
-  constexpr std::size_t part = 2048;
-  return run_rows(stream, (update.view.size + part - 1) / part,
-                  AdamPart<stagger::cuda::Update<Rule, float>>{update, part});
-}
-
-stagger::cuda::ParameterKernels const& parameter_kernels() {
-  using stagger::ElementType;
-  static stagger::cuda::ParameterKernels const kernels = [] {
-    stagger::cuda::ParameterKernels k;
-    k.add = [](ElementType type, void* sum, void const* more, std::size_t size,
-               cudaStream_t stream) {
-      return type == ElementType::f32
-                 ? run_elements(
-                       stream, size,
-                       Add<float>{static_cast<float*>(sum), static_cast<float const*>(more)})
-                 : run_elements(
-                       stream, size,
-                       Add<double>{static_cast<double*>(sum), static_cast<double const*>(more)});
-    };
-    k.sum_squares = [](ElementType type, void const* gradient, std::size_t size, double* sum,
-                       cudaStream_t stream) {
-      return type == ElementType::f32
-                 ? detail::sum_squares(static_cast<float const*>(gradient), size, sum, stream)
-                 : detail::sum_squares(static_cast<double const*>(gradient), size, sum, stream);
-    };
-    k.scale = [](double const* sums, std::size_t count, double clip_norm,
-                 stagger::cuda::GradientScale* scale, cudaStream_t stream) {
-      return run_elements(stream, 1,
-                          FindScale<stagger::cuda::GradientScale>{sums, count, clip_norm, scale});
-    };
-    return k;
-  }();
-  return kernels;
 }
 
 }  // namespace gpt::gpu

@@ -25,7 +25,7 @@ namespace gpt {
 namespace {
 
 constexpr sg::optimizer::AdamW adam{.beta2 = 0.98, .weight_decay = 0.05};
-using DeviceAdam = sg::cuda::Enqueued<sg::optimizer::AdamW, gpu::LaunchAdam>;
+using DeviceAdam = sg::cuda::Enqueued<sg::optimizer::AdamW>;
 using gpu::DeviceBatch;
 
 sg::Options options_of(Settings const& s) {
@@ -61,7 +61,7 @@ auto make_pipeline(RunConfig const& config, std::shared_ptr<gpu::Workspaces<T>> 
   device.devices = {0};
   device.capture = s.graph;
   device.counts = counts;
-  device.kernels = &gpu::parameter_kernels();
+  device.kernels = &sg::cuda::parameter_kernels;
   sg::Options options = options_of(s);
   options.replicas = replicas_of(config);
   return sg::Pipeline{

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The kernels that a program with parameters on a GPU must provide, for the optimizer and
-///         for gradients, and the numbers in device memory that they read. The library has no
-///         kernels of its own.
+/// @file   The kernels that change parameters on a GPU, for the optimizer and for gradients, and the
+///         numbers in device memory that they read. A program brings its own, or takes those of
+///         <stagger/cuda/parameter_kernels.cuh>, which one of its .cu files includes.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -35,12 +36,14 @@ struct ParameterKernels {
   cudaError_t (*add)(ElementType, void* sum, void const* more, std::size_t size,
                      cudaStream_t) = nullptr;
   /// *sum = the sum of gradient[i]^2 for i < size.
+  /// @param scratch  [scratch_size] in device memory; nothing else on the GPU uses it meanwhile
   cudaError_t (*sum_squares)(ElementType, void const* gradient, std::size_t size, double* sum,
-                             cudaStream_t) = nullptr;
+                             double* scratch, cudaStream_t) = nullptr;
   /// norm = root of the sum of sums[i] for i < count, in this order; factor = clip_norm / norm if
   /// norm > clip_norm, else 1.
   cudaError_t (*scale)(double const* sums, std::size_t count, double clip_norm, GradientScale*,
                        cudaStream_t) = nullptr;
+  std::size_t scratch_size = 0;  ///< numbers of scratch memory that sum_squares needs
 };
 
 /// The arguments of an optimizer's kernel, for one parameter. All pointers are to device memory.
@@ -59,8 +62,9 @@ struct StepPlace {
   StepNumbers const* numbers = nullptr;  // of the device, as the next three
   void const* optimizer = nullptr;
   GradientScale* scale = nullptr;
-  double* losses = nullptr;  // [microbatches] of the replica
-  std::int64_t steps = 0;    // numbers->steps while the work is enqueued
+  double* losses = nullptr;   // [microbatches] of the replica
+  double* scratch = nullptr;  // [kernels->scratch_size]
+  std::int64_t steps = 0;     // numbers->steps while the work is enqueued
   ParameterKernels const* kernels = nullptr;
   cudaError_t* refused = nullptr;  // the error of a call that CUDA refused after the step was
                                    // decided
@@ -93,20 +97,66 @@ template <class Call> void insist(Call call) noexcept {
   return detail::place.step->losses + context.microbatch();
 }
 
+namespace detail {
+
+/// How the library's kernels run; <stagger/cuda/parameter_kernels.cuh> defines it.
+struct OnGpu;
+
+/// The library's kernels, which <stagger/cuda/parameter_kernels.cuh> defines and instantiates.
+template <class Run> struct LibraryKernels {
+  static constexpr std::size_t most_parts = 1024;  // of a gradient whose squares are added up
+
+  static cudaError_t add(ElementType type, void* sum, void const* more, std::size_t size,
+                         cudaStream_t stream);
+  static cudaError_t sum_squares(ElementType type, void const* gradient, std::size_t size,
+                                 double* sum, double* scratch, cudaStream_t stream);
+  static cudaError_t scale(double const* sums, std::size_t count, double clip_norm,
+                           GradientScale* scale, cudaStream_t stream);
+  template <class Rule, class T>
+  static cudaError_t update(Update<Rule, T> const& what, cudaStream_t stream);
+};
+
+}  // namespace detail
+
+/// The library's kernels, for `Gpus::kernels`. A program that names them, or the LaunchUpdate below,
+/// has one .cu file with this line; otherwise it cannot be linked:
+/// @code
+///     #include <stagger/cuda/parameter_kernels.cuh>
+/// @endcode
+inline constexpr ParameterKernels parameter_kernels{
+    &detail::LibraryKernels<detail::OnGpu>::add,
+    &detail::LibraryKernels<detail::OnGpu>::sum_squares,
+    &detail::LibraryKernels<detail::OnGpu>::scale,
+    detail::LibraryKernels<detail::OnGpu>::most_parts,
+};
+
+/// The library's kernels of optimizer::Sgd and optimizer::AdamW.
+struct LaunchUpdate {
+  template <class Rule, class T>
+  cudaError_t operator()(Update<Rule, T> const& what, cudaStream_t stream) const {
+    static_assert(std::same_as<Rule, optimizer::Sgd> || std::same_as<Rule, optimizer::AdamW>,
+                  "stagger: the library has kernels of optimizer::Sgd and optimizer::AdamW; give "
+                  "cuda::Enqueued a Launch of your own for another rule");
+    return detail::LibraryKernels<detail::OnGpu>::update(what, stream);
+  }
+};
+
 /// An optimizer whose update is a kernel. It contains the numbers of its rule, which may be changed
 /// between steps.
 ///
 /// @code
-///     struct Launch {   // in a .cu file: adam_kernel<<<..., stream>>>(update);
-///       cudaError_t operator()(cuda::Update<optimizer::AdamW, float> const&, cudaStream_t) const;
-///       cudaError_t operator()(cuda::Update<optimizer::AdamW, double> const&, cudaStream_t) const;
+///     cuda::Enqueued<optimizer::AdamW> adam{{.rate = 1e-3}};   // with the library's kernel
+///
+///     struct Launch {   // of your own; in a .cu file: lion_kernel<<<..., stream>>>(update);
+///       cudaError_t operator()(cuda::Update<Lion, float> const&, cudaStream_t) const;
+///       cudaError_t operator()(cuda::Update<Lion, double> const&, cudaStream_t) const;
 ///     };
-///     cuda::Enqueued<optimizer::AdamW, Launch> adam{{.rate = 1e-3}};
+///     cuda::Enqueued<Lion, Launch> lion{{.rate = 1e-4}};
 /// @endcode
 ///
 /// @tparam Rule    trivially copyable, with `states`; such as optimizer::AdamW
 /// @tparam Launch  launches the kernel for one parameter and returns CUDA's result
-template <class Rule, class Launch> struct Enqueued : Rule {
+template <class Rule, class Launch = LaunchUpdate> struct Enqueued : Rule {
   static_assert(std::is_trivially_copyable_v<Rule> && std::is_empty_v<Launch>,
                 "stagger: an enqueued optimizer is copied to the GPU: its rule must be trivially "
                 "copyable, and its Launch without members");

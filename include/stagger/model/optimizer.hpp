@@ -9,7 +9,7 @@
 /// |---|---|
 /// | optimizer::Sgd{.rate = 0.1, .momentum = 0.9} | in doubt (the default, without momentum); one value of state |
 /// | optimizer::AdamW{.rate = 1e-3} | gradients differ much in size, as in a transformer; two values of state |
-/// | cuda::Enqueued<Rule, Launch>{rule} | parameters are on a GPU: the same rules, as kernels |
+/// | cuda::Enqueued<Rule>{rule} | parameters are on a GPU: the same rules, as kernels |
 ///
 /// | member | when it is asked | |
 /// |---|---|---|

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -283,58 +282,17 @@ inline std::atomic<bool> lose_in_update{false};
 /// The device is lost in the update of this step, counted from 0.
 inline std::atomic<std::int64_t> lost_step{-1};
 
-/// Any rule as a kernel.
+/// The library's kernels, before which the device may be lost.
 struct Launch {
   template <class Rule, class T>
   cudaError_t operator()(sg::cuda::Update<Rule, T> const& update, cudaStream_t stream) const {
-    return launch(stream, [update] {
-      if (lose_in_update.exchange(false) || update.numbers->steps == lost_step)
-        return si::lose_device(cudaErrorIllegalAddress);
-      update.rule->update(update.view, update.scale->factor, update.numbers->steps + update.number);
+    auto const result = launch(stream, [numbers = update.numbers] {
+      if (lose_in_update.exchange(false) || numbers->steps == lost_step)
+        si::lose_device(cudaErrorIllegalAddress);
     });
+    return result != cudaSuccess ? result : sg::cuda::LaunchUpdate{}(update, stream);
   }
 };
-
-template <class T> double sum_squares(T const* gradient, std::size_t size) {
-  double sum = 0;
-  for (std::size_t i = 0; i < size; ++i)
-    sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
-  return sum;
-}
-
-inline constexpr sg::cuda::ParameterKernels kernels{
-    .add =
-        [](sg::ElementType type, void* sum, void const* more, std::size_t size,
-           cudaStream_t stream) {
-          return launch(stream, [type, sum, more, size] {
-            auto const add = [size](auto* to, auto const* from) {
-              for (std::size_t i = 0; i < size; ++i) to[i] += from[i];
-            };
-            if (type == sg::ElementType::f32)
-              add(static_cast<float*>(sum), static_cast<float const*>(more));
-            else
-              add(static_cast<double*>(sum), static_cast<double const*>(more));
-          });
-        },
-    .sum_squares =
-        [](sg::ElementType type, void const* gradient, std::size_t size, double* sum,
-           cudaStream_t stream) {
-          return launch(stream, [type, gradient, size, sum] {
-            *sum = type == sg::ElementType::f32
-                       ? sum_squares(static_cast<float const*>(gradient), size)
-                       : sum_squares(static_cast<double const*>(gradient), size);
-          });
-        },
-    .scale =
-        [](double const* sums, std::size_t count, double clip_norm, sg::cuda::GradientScale* scale,
-           cudaStream_t stream) {
-          return launch(stream, [sums, count, clip_norm, scale] {
-            double sum = 0;
-            for (std::size_t i = 0; i < count; ++i) sum += sums[i];
-            scale->norm = std::sqrt(sum);
-            scale->factor = scale->norm > clip_norm ? clip_norm / scale->norm : 1;
-          });
-        }};
 
 inline auto enqueued_layers() {
   return sg::Sequential{OnDevice<Embedding>{},    OnDevice<Dense>{},   OnDevice<Curve>{},
@@ -347,7 +305,7 @@ inline sg::cuda::Gpus on_device(bool capture = false, sg::cuda::GraphCounts* cou
   device.devices = {0};
   device.capture = capture;
   device.counts = counts;
-  device.kernels = &kernels;
+  device.kernels = &sg::cuda::parameter_kernels;
   return device;
 }
 

@@ -25,7 +25,7 @@ inline auto layers_on_gpus() {
 inline sg::cuda::Gpus on_gpus(std::vector<int> devices) {
   sg::cuda::Gpus gpus;
   gpus.devices = std::move(devices);
-  gpus.kernels = &kernels;
+  gpus.kernels = &sg::cuda::parameter_kernels;
   return gpus;
 }
 

@@ -10,6 +10,7 @@
 #include <stagger/staleness/weight_stashing.hpp>
 
 #include "cuda/gpus_cases.hpp"
+#include "cuda/kernel_cases.hpp"
 
 namespace parameters_test {
 
@@ -187,6 +188,11 @@ TEST_CASE("cuda/Enqueued: the host may write parameters between steps, and goes 
   float const before = values(first);
   sg::run(first.step(data[2]));
   CHECK(values(first) == before);
+}
+
+TEST_CASE("cuda/parameter_kernels: sums, norms and updates have the bits of the host's", "[cuda]") {
+  si::Session const session;
+  kernel_cases::check_all(0, 9'001);
 }
 
 TEST_CASE("cuda/Enqueued: a program without the kernels it needs is refused by what is missing",

@@ -56,7 +56,7 @@ inline Grouping by(char const* name, int measured_steps) {
 inline sg::cuda::Gpus on(int count) {
   sg::cuda::Gpus gpus;
   for (int g = 0; g < count; ++g) gpus.devices.push_back(g);
-  gpus.kernels = &kernels;
+  gpus.kernels = &sg::cuda::parameter_kernels;
   return gpus;
 }
 inline int gpus_of(std::vector<int> const& place) {

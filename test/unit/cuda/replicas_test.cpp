@@ -100,11 +100,12 @@ struct Gate {
 
 TEST_CASE("cuda/Replicas: gradients are added up while the last backward still runs", "[cuda]") {
   si::Session const session;
-  auto kernels_of_it = kernels;
+  auto kernels_of_it = sg::cuda::parameter_kernels;
   kernels_of_it.add = [](sg::ElementType type, void* sum, void const* more, std::size_t size,
                          cudaStream_t stream) {
     auto const told = launch(stream, [] { ++sums; });
-    return told != cudaSuccess ? told : kernels.add(type, sum, more, size, stream);
+    return told != cudaSuccess ? told
+                               : sg::cuda::parameter_kernels.add(type, sum, more, size, stream);
   };
   auto device = on_device();
   device.kernels = &kernels_of_it;

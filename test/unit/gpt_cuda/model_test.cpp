@@ -12,7 +12,6 @@
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/stagger.hpp>
 
-#include "cuda/scratch.hpp"
 #include "cuda_stand_in/stand_in.hpp"
 
 namespace model_test {
@@ -25,7 +24,7 @@ namespace {
 constexpr gpt::ModelShape shape{3, 12, 2, 7};
 constexpr std::uint64_t seed = 3;
 constexpr sg::optimizer::AdamW adam{.rate = 1e-2, .beta2 = 0.98, .weight_decay = 0.05};
-using DeviceAdam = sg::cuda::Enqueued<sg::optimizer::AdamW, gpt::gpu::LaunchAdam>;
+using DeviceAdam = sg::cuda::Enqueued<sg::optimizer::AdamW>;
 
 /// Microbatches of unequal sizes, two of them.
 sg::Batch<gpt::Tokens, gpt::Tokens> text(std::uint64_t step) {
@@ -70,7 +69,7 @@ template <class T> auto on_device(int stages, bool capture, double clip) {
   sg::cuda::Gpus device;
   device.devices = {0};
   device.capture = capture;
-  device.kernels = &gpt::gpu::parameter_kernels();
+  device.kernels = &sg::cuda::parameter_kernels;
   return sg::Pipeline{gpt::gpu::make_model<T>(shape, seed, workspaces)}.with(
       sg::partition::Even{stages}, sg::schedule::ZeroBubbleH1{},
       gpt::gpu::CrossEntropy<T>(workspaces), DeviceAdam{adam}, device, options(clip));
@@ -148,22 +147,6 @@ TEST_CASE("gpt_cuda/model: halves with masters in single precision stay near the
           "[gpt_cuda]") {
   si::Session const session;
   compare<__nv_bfloat16>(2, false, 1.5e-2);
-}
-
-TEST_CASE(
-    "gpt_cuda/model: a stream's scratch memory is of its GPU, also where its handle was another's",
-    "[gpt_cuda]") {
-  si::Session const session;
-  char place = 0;
-  auto* const handle = reinterpret_cast<cudaStream_t>(&place);
-  double const* all[2] = {};
-  for (int device = 0; device < 2; ++device) {
-    REQUIRE(cudaSetDevice(device) == cudaSuccess);
-    all[device] = gpt::gpu::partial_sums(handle);
-    CHECK(si::device_of(all[device]) == device);
-  }
-  REQUIRE(cudaSetDevice(0) == cudaSuccess);
-  CHECK(gpt::gpu::partial_sums(handle) == all[0]);
 }
 
 TEST_CASE("gpt_cuda/model: any cut, recorded or not, has the same bits", "[gpt_cuda]") {

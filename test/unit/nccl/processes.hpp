@@ -21,7 +21,7 @@ namespace sg = stagger;
 /// What all processes are given.
 inline sg::nccl::Gpus a_process() {
   sg::nccl::Gpus gpus;
-  gpus.kernels = &enqueued_model::kernels;
+  gpus.kernels = &stagger::cuda::parameter_kernels;
   return gpus;
 }
 

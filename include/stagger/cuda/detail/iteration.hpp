@@ -40,6 +40,8 @@ class Iteration {
     host_.resize(slots * bytes_);
     device_.resize({bytes_});
     places_.resize(ranks);
+    std::size_t const scratch = kernels == nullptr ? 0 : kernels->scratch_size;
+    if (scratch_.size() < ranks * scratch) scratch_.resize({ranks * scratch});
     for (std::size_t r = 0; r < ranks; ++r) {
       StepPlace& of_rank = places_[r];
       of_rank.numbers = reinterpret_cast<StepNumbers const*>(device_.data());
@@ -47,6 +49,7 @@ class Iteration {
       of_rank.scale = reinterpret_cast<GradientScale*>(device_.data() + scales_) + r;
       of_rank.losses = reinterpret_cast<double*>(device_.data() + losses_);
       if (r < parts.size()) of_rank.losses += parts[r].replica * microbatches;
+      of_rank.scratch = scratch == 0 ? nullptr : scratch_.data() + r * scratch;
       of_rank.kernels = kernels;
       of_rank.refused = &refused_;
       of_rank.loss_on_device = &loss_on_device_;
@@ -107,6 +110,7 @@ class Iteration {
   std::size_t losses_ = 0;
   Pinned<std::byte> host_;  // [slots][bytes_]
   Tensor<std::byte> device_;
+  Tensor<double> scratch_;         // [ranks] each with what a kernel needs
   std::vector<StepPlace> places_;  // [ranks]
   cudaError_t refused_ = cudaSuccess;
   bool loss_on_device_ = false;

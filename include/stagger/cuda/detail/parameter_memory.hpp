@@ -72,8 +72,9 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
   };
   memory.sum_squares = [](ParameterMemory const&, ElementType type, void const* gradient,
                           std::size_t size, double* sum) {
-    check(place.step->kernels->sum_squares(type, gradient, size, sum, stream()),
-          "sum up the squares of a gradient");
+    check(
+        place.step->kernels->sum_squares(type, gradient, size, sum, place.step->scratch, stream()),
+        "sum up the squares of a gradient");
   };
   return memory;
 }
