@@ -383,7 +383,8 @@ TEST_CASE("engine/groups: schedules, positions and threads do not change what gr
 
 namespace {
 
-/// A random schedule with random cuts, ranks and options; none if too few layers are left for it.
+/// A random schedule with random cuts, ranks, options and widths, of which some have fewer features
+/// than a group has members; none if too few layers are left for it.
 std::optional<Case> random_case(std::uint64_t seed) {
   constexpr int layers = 7;
   std::uint64_t draws = 0;
@@ -409,6 +410,8 @@ std::optional<Case> random_case(std::uint64_t seed) {
   of.options.recompute = below(3) == 0;
   if (below(3) == 0) of.options.spare_slots = static_cast<unsigned>(below(2));
   if (below(2) == 0) of.options.clip_norm = 0.05;
+  if (below(2) == 0)
+    for (std::size_t& width : of.widths) width = 1 + static_cast<std::size_t>(below(13));
   return of;
 }
 

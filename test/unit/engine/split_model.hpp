@@ -161,12 +161,17 @@ template <class T> using Batch = sg::Batch<Matrix<T>, Matrix<T>>;
 constexpr std::size_t inputs = 6;
 constexpr std::size_t outputs = 10;
 
+/// The features between the five linear layers.
+using Widths = std::array<std::size_t, 4>;
+inline constexpr Widths usual_widths{7, 12, 9, 11};
+
 /// Five linear layers, of which four can be split as the bits of a pattern say.
-template <class T> auto model(unsigned pattern) {
+template <class T> auto model(unsigned pattern, Widths const& w = usual_widths) {
   auto const can = [&](unsigned bit) { return (pattern >> bit & 1U) != 0; };
-  return sg::Sequential{Linear<T>{inputs, 7, 1, false},   Linear<T>{7, 12, 2, can(0)}, Squash<T>{},
-                        Linear<T>{12, 9, 3, can(1)},      Linear<T>{9, 11, 4, can(2)}, Squash<T>{},
-                        Linear<T>{11, outputs, 5, can(3)}};
+  return sg::Sequential{
+      Linear<T>{inputs, w[0], 1, false},  Linear<T>{w[0], w[1], 2, can(0)}, Squash<T>{},
+      Linear<T>{w[1], w[2], 3, can(1)},   Linear<T>{w[2], w[3], 4, can(2)}, Squash<T>{},
+      Linear<T>{w[3], outputs, 5, can(3)}};
 }
 template <class T> Matrix<T> numbers(std::size_t rows, std::size_t columns, std::uint64_t seed) {
   Matrix<T> matrix({rows, columns});
@@ -230,6 +235,7 @@ struct Case {
   double threshold = 0;
   std::vector<int> counts{};  // ranks of each position; none: members * groups
   sg::partition::Update update = sg::partition::Update::accumulate;
+  Widths widths = usual_widths;
 };
 
 inline sg::Replicas replicas(std::size_t positions, int each) {
@@ -246,7 +252,7 @@ auto pipeline(Device device, Case const& of, More const&... more) {
       (of.cuts.size() + 1) / static_cast<std::size_t>(of.schedule.chunks());
   options.replicas = replicas(positions, of.members * of.groups);
   if (!of.counts.empty()) options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
-  return sg::Pipeline{model<T>(of.pattern)}.with(
+  return sg::Pipeline{model<T>(of.pattern, of.widths)}.with(
       sg::partition::LayerSplit<>{of.members, {of.cuts}, of.threshold, of.pairs, of.update},
       of.schedule, sg::loss::MeanSquaredError<T>{}, optimizer(), std::move(device), options,
       more...);
@@ -256,8 +262,8 @@ template <class T> auto one_device(Case const& of) {
   sg::Options options;
   options.seed = 7;
   options.clip_norm = of.options.clip_norm;
-  return sg::Pipeline{model<T>(of.pattern)}.on_one_device(sg::loss::MeanSquaredError<T>{},
-                                                          optimizer(), options);
+  return sg::Pipeline{model<T>(of.pattern, of.widths)}.on_one_device(
+      sg::loss::MeanSquaredError<T>{}, optimizer(), options);
 }
 
 /// What is split in each of the 16 ways, by groups of each size.
