@@ -29,6 +29,7 @@
 #include <stagger/train/pipeline_footprint.hpp>
 
 #include "catch.hpp"
+#include "engine/not_finite_steps.hpp"
 #include "engine/split_model.hpp"
 #include "full.hpp"
 #include "world.hpp"
@@ -468,6 +469,31 @@ std::string sentence_of(auto take) {
 }
 
 }  // namespace
+
+TEST_CASE("mpi/Processes: a step whose gradients are not finite leaves no trace in any process",
+          "[mpi]") {
+  namespace collective = sg::collective;
+  using Layerwise = collective::AllReduce<collective::grouping::Layerwise>;
+  using not_finite_steps::leave_no_trace;
+  sg::mpi::Processes const device;
+  int number = 0;
+  for (bool const clips : {false, true}) {
+    CAPTURE(clips);
+    auto const beside = [&](Case of, auto const&... more) {
+      CAPTURE(number++);
+      if (clips) of.options.clip_norm = 0.05;
+      if (ranks_of(of) >= processes()) leave_no_trace<double>(device, of, more...);
+    };
+    beside({.pattern = 0, .members = 1, .microbatches = 4, .cuts = {2, 4, 5}});
+    beside({.pattern = 0, .members = 1, .microbatches = 2, .cuts = {3}, .counts = {2, 2}});
+    Case const replicas{.pattern = 0, .members = 1, .counts = {4}};
+    beside(replicas, Layerwise{});
+    beside(replicas, Layerwise{.shard_optimizer = true});
+    if (processes() == 4) beside(replicas, Layerwise{.by = collective::By::library});
+    beside({.pattern = 15, .groups = 2});
+    beside({.pattern = 11, .pairs = true, .counts = {4}}, Layerwise{.shard_optimizer = true});
+  }
+}
 
 TEST_CASE("mpi/groups: a member that throws ends the step in all, and changes nothing", "[mpi]") {
   auto const make = [](auto device) {

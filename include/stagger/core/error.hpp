@@ -110,6 +110,7 @@ enum class Errc : std::uint8_t {
   io,            ///< the operating system refused a file or a socket
   device,        ///< a device, its driver or its libraries reported an error
   mismatch,      ///< two things that must agree do not: shapes, a checkpoint of another model
+  not_finite,    ///< a gradient is NaN or infinite; the text names the layer
 };
 
 /// Thrown by everything in stagger. `what()` is one sentence that names the value and the remedy.

@@ -172,7 +172,8 @@ class Enqueuer {
     AtPlace const here(streams_.place_of(r));
     if (ends_step(in.op) && adds_up(in.op)) {
       messages_.await_gradients(r);
-      return machine_.finish(rank.number, (*gpus_)[streams_.gpu_of(r)].sums.data());
+      return stagger::detail::StepEnd{machine_.model, machine_.run}.finish(
+          rank.number, (*gpus_)[streams_.gpu_of(r)].sums.data());
     }
     if (options_.ranges.begin != nullptr) [[unlikely]]
       return announce(rank, r, in);

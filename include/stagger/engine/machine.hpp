@@ -126,7 +126,12 @@ class Machine : public StepStatus {
     run.arguments = arguments;
     begin_status();
     run.gradient_norm = 0;
-    for (auto& end_of_step : run.end_of_step) end_of_step.updated = false;
+    run.skipped = 0;
+    for (auto& end_of_step : run.end_of_step) {
+      end_of_step.updated = false;
+      end_of_step.not_finite = 0;
+    }
+    for (auto& layer : model.parameters) layer.clear_added();
     model.put_back_wholes();
     // Before the first training step it may not be known which rank has which state.
     if (!model.shards || run.program->training) take_back_shown();
@@ -159,29 +164,22 @@ class Machine : public StepStatus {
     }
     traffic.end_step(model.memory != nullptr);
     if (exchange_ != nullptr) exchange_->end_step(*this, nullptr);
-    if (run.program->training) model.steps += run.program->updates;
+    if (run.program->training) {
+      run.skipped =
+          model.options.non_finite == NonFinite::skip && StepEnd{model, run}.skips() ? 1 : 0;
+      model.steps += run.program->updates - run.skipped;
+    }
     if (group_ops() != nullptr) group_ops()->end_step(*this);
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->end_step(*this);
-  }
-
-  /// Ends a rank's part of a step except for its updates: adds the gradients of other owners, and
-  /// adds up the squares for clipping.
-  /// @param sums  [parameters] sums of squares in the memory of a device, if parameters are there
-  void finish(int rank, double* sums = nullptr) {
-    EndOfStep const& end_of_step = run.end_of_step[rank];
-    for (Addition const& addition : end_of_step.add) addition.to->add({&addition.from, 1});
-    if (!model.options.clip_norm) return;
-    for (Square const& one : end_of_step.squares)
-      model.parameters[one.layer].sum_squares(
-          one.parameter, sums != nullptr ? sums + model.parameters_before(one.layer) : nullptr,
-          one.range);
   }
 
   /// Carries out an instruction that is not an action of the table: the end of a step, an update or
   /// exchange of one stage, or what replicas do.
   [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
+    if (in.op == Op::apply)
+      StepEnd{model, run}.require_finite(model.layers_of(in.stage), rank.number, &in);
     if (in.op == Op::finish)
-      finish(rank.number);
+      StepEnd{model, run}.finish(rank.number);
     else if (in.op == Op::update)
       update(rank);
     else if (exchange_ != nullptr &&
@@ -211,6 +209,7 @@ class Machine : public StepStatus {
   /// Writes what `apply` would add to a layer into the slot of the next version.
   void change(LayerParameters& layer, Instruction const& in) noexcept {
     model.optimizer.change(model.optimizer.optimizer, layer, model.update_step(in));
+    layer.clear_added();
   }
 
   /// The functions for gradient groups; null if there are none.
@@ -232,6 +231,8 @@ class Machine : public StepStatus {
     return model.parameters[model.first_layer[stage] + i].stored().gradients.at(offset);
   }
 
+  /// Updates that the last step has left out.
+  [[nodiscard]] int skipped() const noexcept { return run.skipped; }
   /// 2-norm of all gradients before clipping; 0 without clipping.
   [[nodiscard]] double gradient_norm() const noexcept { return run.gradient_norm; }
 
@@ -253,7 +254,6 @@ class Machine : public StepStatus {
   TrafficCounts traffic;
 
  private:
-  static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
   /// Whether updates before the end of a run are taken back here if it fails. After a stream of a
   /// worker, its server has the weights to go on from.
   [[nodiscard]] bool restores() const noexcept {
@@ -269,22 +269,13 @@ class Machine : public StepStatus {
   }
 
   [[gnu::cold]] void update(RankState& rank) {
-    EndOfStep& end_of_step = run.end_of_step[rank.number];
-    if (exchange_ == nullptr) {  // otherwise the first holders of stages push the sums
+    StepEnd const end{model, run};
+    bool const skips = end.skips();  // throws before anything is updated or pushed
+    if (exchange_ == nullptr) {      // otherwise the first holders of stages push the sums
       if (model.shards ? failed() : !commit()) return;  // a sharded update can still be undone
-      double const scale = run.gradient_scale(model, rank.number);
-      end_of_step.updated = model.shards;
-      for (LayerPart const& own : end_of_step.layers)
-        for (ByteRange part = own.range; part.first < own.range.last; part.first = part.last) {
-          // Saved in pieces, which are still in the cache when they are updated.
-          part.last =
-              model.shards ? std::min(part.first + saved_at_once, own.range.last) : part.last;
-          if (model.shards) model.parameters[own.layer].copy_part(part, false);
-          model.optimizer.update(model.optimizer.optimizer, model.parameters[own.layer],
-                                 {scale, model.steps + 1, 0, 0, part});
-        }
+      end.update(rank.number, skips);
     }
-    for (auto* const copy : end_of_step.clear) copy->zero();
+    for (auto* const copy : run.end_of_step[rank.number].clear) copy->zero();
   }
 
   OutsideSignals outside_;

@@ -13,6 +13,21 @@ namespace stagger {
 /// Marks the options: `using policy_tag = stagger::OptionsTag;`.
 struct OptionsTag {};
 
+/// What happens to a training step in which a gradient is NaN or infinite, or their norm is.
+enum class NonFinite : std::uint8_t {
+  fail,    ///< the step fails with Errc::not_finite; as after any error, nothing was updated
+  skip,    ///< the step succeeds without an update, and `Metrics::skipped` counts it; only where
+           ///< all stages update together at the end of the step
+  ignore,  ///< nobody looks: the optimizer uses these gradients
+};
+
+namespace detail {
+/// The end of the sentence of Errc::not_finite.
+inline constexpr char const* not_finite_remedy =
+    ": lower the optimizer's rate, look for what divides by 0, or choose another "
+    "Options::non_finite";
+}  // namespace detail
+
 /// Given to `Pipeline::with` like a policy.
 struct Options {
   using policy_tag = OptionsTag;
@@ -31,6 +46,7 @@ struct Options {
                         ///< equally fast ranks never wait. 0 or 1 save memory, the number of
                         ///< microbatches avoids every wait
   Replicas replicas{};  ///< ranks that share each position (data parallelism); none: one each
+  NonFinite non_finite = NonFinite::fail;  ///< what a gradient that is not finite does to its step
 };
 
 namespace detail {

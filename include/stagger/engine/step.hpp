@@ -21,7 +21,8 @@ struct Metrics {
   double loss = 0;   ///< mean over all terms of the minibatch
   double terms = 0;  ///< the number of terms
   double gradient_norm =
-      0;  ///< 2-norm of all gradients before clipping; 0 unless Options::clip_norm is set
+      0;            ///< 2-norm of all gradients before clipping; 0 unless Options::clip_norm is set
+  int skipped = 0;  ///< updates left out, as NonFinite::skip says: 1 in a step without its update
 };
 
 /// The microbatches of one minibatch. Sizes may differ from one microbatch to the next.
@@ -119,10 +120,12 @@ class [[nodiscard]] Step {
   STAGGER_OF_METRICS(loss) const loss;
   STAGGER_OF_METRICS(terms) const terms;
   STAGGER_OF_METRICS(gradient_norm) const gradient_norm;
+  STAGGER_OF_METRICS(skipped) const skipped;
 #else
   STAGGER_OF_METRICS(loss) loss();
   STAGGER_OF_METRICS(terms) terms();
   STAGGER_OF_METRICS(gradient_norm) gradient_norm();
+  STAGGER_OF_METRICS(skipped) skipped();
 #endif
 #undef STAGGER_OF_METRICS
 

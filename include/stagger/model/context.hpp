@@ -97,10 +97,12 @@ class Context {
     return {static_cast<T const*>(view.value), view.size};
   }
 
-  /// Gradient of a parameter of this stage, [parameter.size()]. Backward adds to it.
+  /// Gradient of a parameter of this stage, [parameter.size()]. Backward adds to it. A parameter
+  /// whose gradient no backward of a step has asked for is not updated in that step.
   /// @throws Error  as for its value
   template <class T> [[nodiscard]] std::span<T> gradient(Parameter<T> const& parameter) const {
     ParameterView const& view = view_of(parameter);
+    view.note_added();
     return {static_cast<T*>(view.gradient), view.size};
   }
 

@@ -5,6 +5,7 @@
 #include <stagger/core/requirements.hpp>
 
 #include <array>
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -158,6 +159,15 @@ struct ParameterView {
   void* value = nullptr;     ///< [size] the version this action must see
   void* gradient = nullptr;  ///< [size] sum over the microbatches so far
   std::size_t size = 0;
+  std::atomic<bool>* added =
+      nullptr;  ///< set when a stage asks for the gradient; null: nobody asks
+
+  /// Notes that a stage adds to the gradient. Owners of a stage share the flag: one that is set
+  /// already is only read.
+  void note_added() const noexcept {
+    if (added != nullptr && !added->load(std::memory_order_relaxed))
+      added->store(true, std::memory_order_relaxed);
+  }
 };
 
 /// One parameter between two steps: what a checkpoint stores. The memory belongs to the engine.

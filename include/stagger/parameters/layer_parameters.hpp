@@ -3,6 +3,7 @@
 /// @file   Parameters as the engine stores them: values, gradients, optimizer state.
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 
 #include <stagger/core/add_up.hpp>
 #include <stagger/core/basic_algorithm.hpp>
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/optimizer.hpp>
@@ -21,23 +23,6 @@
 #include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::detail {
-
-/// The gradients that a copy of a layer has memory for. Where owners lie in several processes, a
-/// process needs the whole gradients of its own owners, and of others only what it adds up.
-struct KeptGradients {
-  enum class Of : std::uint8_t {
-    owner,  // all of its owner
-    other,  // those that arrive from its owner, which is in another process
-    first,  // those that arrive from the first owner, which is in another process. This process's
-            // own gradients take the memory of the sums, so that it needs no second array
-  };
-  Of of = Of::owner;
-  ByteRange part{};  // of the layer
-  [[nodiscard]] bool arrive() const noexcept { return of != Of::owner; }
-  friend bool operator==(KeptGradients const& a, KeptGradients const& b) noexcept {
-    return a.of == b.of && a.part.first == b.part.first && a.part.last == b.part.last;
-  }
-};
 
 /// The gradients of a further owner of a layer, beside the values of the first. An owner whose
 /// memory is not that of the first one has values of its own too, and may have states.
@@ -135,6 +120,7 @@ class LayerMemory : public LayerShape {
     blocks_.memory = memory;
     blocks_.values.resize(1);
     square_sums_.resize(count());
+    added_ = FixedArray<std::atomic<bool>>(count());
     shards_ = shards;
     if (!shards) blocks_.held = {0, size_};
     if (whole)
@@ -253,13 +239,24 @@ class LayerMemory : public LayerShape {
     return sum;
   }
 
+  /// Whether an owner has asked for a parameter's gradient since clear_added(), to add to it.
+  [[nodiscard]] bool added(std::size_t i) const noexcept {
+    return added_[i].load(std::memory_order_relaxed);
+  }
+  void note_added(std::size_t i) noexcept { added_[i].store(true, std::memory_order_relaxed); }
+  void clear_added() noexcept {
+    for (auto& one : added_) one.store(false, std::memory_order_relaxed);
+  }
+
   // --- a step that fails
 
   /// Saves or restores values and state, or those of the part whose states are here.
   void save() { saved_.save(blocks_); }
   void restore() { saved_.restore(blocks_); }
   void copy_part(ByteRange part, bool back) noexcept { saved_.copy_part(blocks_, part, back); }
-  void zero_gradients() noexcept { blocks_.gradients.zero(); }
+  void zero_gradients(ByteRange part = {}) noexcept {
+    blocks_.gradients.zero(part.first, part.last);
+  }
   void zero_states() noexcept {
     for (ParameterBlock& state : blocks_.states) state.zero();
   }
@@ -331,12 +328,13 @@ class LayerMemory : public LayerShape {
   }
   void add_views(ParameterBlock const& version) {
     for (std::size_t i = 0; i < count(); ++i)
-      views_.push_back(
-          {version.at(offsets_[i]), blocks_.gradients.at(offsets_[i]), declarations_[i].size});
+      views_.push_back({version.at(offsets_[i]), blocks_.gradients.at(offsets_[i]),
+                        declarations_[i].size, &added_[i]});
   }
 
   SavedParameters saved_;
   ShownParameters shown_;
+  FixedArray<std::atomic<bool>> added_;  // [parameters]
   bool shards_ = false;
   bool present_ = false;  // whether gradients, state and, after the first step, values are here
 };
@@ -438,14 +436,22 @@ class LayerParameters : public LayerMemory {
     v.decays = declarations_[i].decays;
     return v;
   }
+  /// Calls `body(view, whether it is updated)` for every parameter.
+  template <class Body> void each_view(UpdateStep const& step, Body body) noexcept {
+    for (std::size_t i = 0; i < count(); ++i)
+      with_type(declarations_[i].type,
+                [&]<class T>() { body(view<T>(i, step), !step.only_added || added(i)); });
+  }
 };
 
 template <OptimizerPolicy O>
 void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcept {
-  for (std::size_t i = 0; i < count(); ++i)
-    with_type(declarations_[i].type, [&]<class T>() {
-      optimizer.update(view<T>(i, step), step.gradient_scale, step.number);
-    });
+  each_view(step, [&]<class T>(OptimizerView<T> const& view, bool updated) {
+    if (updated)
+      optimizer.update(view, step.gradient_scale, step.number);
+    else if (view.next != view.value && view.size != 0)
+      std::memcpy(view.next, view.value, view.size * sizeof(T));
+  });
   if (step.copy != nullptr)
     step.copy->zero();
   else
@@ -475,9 +481,12 @@ void change_of(O const& optimizer, OptimizerView<T> view, UpdateStep const& step
 
 template <OptimizerPolicy O>
 void LayerParameters::change(O const& optimizer, UpdateStep const& step) noexcept {
-  for (std::size_t i = 0; i < count(); ++i)
-    with_type(declarations_[i].type,
-              [&]<class T>() { change_of(optimizer, view<T>(i, step), step); });
+  each_view(step, [&]<class T>(OptimizerView<T> const& view, bool updated) {
+    if (updated)
+      change_of(optimizer, view, step);
+    else if (view.size != 0)
+      std::memset(view.next, 0, view.size * sizeof(T));
+  });
   blocks_.gradients.zero();
 }
 

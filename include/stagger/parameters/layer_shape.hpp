@@ -140,14 +140,17 @@ class LayerShape {
   /// Whether all elements of a part of the layer are finite. @param values  [bytes_of_values()]
   [[nodiscard]] bool all_finite(std::byte const* values, ByteRange part = {}) const noexcept {
     bool finite = true;
-    for (std::size_t i = 0; i < count() && finite; ++i) {
-      auto const [first, last] = within(i, part);
-      std::span const bytes(values + offsets_[i] + first, last - first);
-      finite = declarations_[i].type == ElementType::f32
-                   ? finite_elements<std::uint32_t, 0x7f800000U>(bytes)
-                   : finite_elements<std::uint64_t, 0x7ff0000000000000U>(bytes);
-    }
+    for (std::size_t i = 0; i < count() && finite; ++i) finite = all_finite(i, values, part);
     return finite;
+  }
+  /// The same of one parameter.
+  [[nodiscard]] bool all_finite(std::size_t i, std::byte const* values,
+                                ByteRange part = {}) const noexcept {
+    auto const [first, last] = within(i, part);
+    std::span const bytes(values + offsets_[i] + first, last - first);
+    return declarations_[i].type == ElementType::f32
+               ? finite_elements<std::uint32_t, 0x7f800000U>(bytes)
+               : finite_elements<std::uint64_t, 0x7ff0000000000000U>(bytes);
   }
 
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.

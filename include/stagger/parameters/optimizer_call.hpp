@@ -32,6 +32,7 @@ struct UpdateStep {
   std::size_t to = 0;
   ByteRange range = {};          // of the layer's parameters
   GradientCopy* copy = nullptr;  // of the owner that updates its own values; null: the first
+  bool only_added = false;       // leaves parameters to whose gradients nothing was added
 };
 
 /// The optimizer, its type erased; its numbers may change between steps.

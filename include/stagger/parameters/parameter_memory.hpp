@@ -141,6 +141,23 @@ struct ParameterBlocks {
   }
 };
 
+/// The gradients that a copy of a layer has memory for. Where owners lie in several processes, a
+/// process needs the whole gradients of its own owners, and of others only what it adds up.
+struct KeptGradients {
+  enum class Of : std::uint8_t {
+    owner,  // all of its owner
+    other,  // those that arrive from its owner, which is in another process
+    first,  // those that arrive from the first owner, which is in another process. This process's
+            // own gradients take the memory of the sums, so that it needs no second array
+  };
+  Of of = Of::owner;
+  ByteRange part{};  // of the layer
+  [[nodiscard]] bool arrive() const noexcept { return of != Of::owner; }
+  friend bool operator==(KeptGradients const& a, KeptGradients const& b) noexcept {
+    return a.of == b.of && a.part.first == b.part.first && a.part.last == b.part.last;
+  }
+};
+
 /// The parameters of a layer before a step, which are restored if the step fails.
 class SavedParameters {
  public:

@@ -168,6 +168,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     Metrics metrics;
     for (auto const& target : batch.targets) metrics.terms += loss_.terms(target);
     context_.begin_step(steps_, options_.seed, training);
+    for (auto& parameters : parameters_) parameters.clear_added();
     return metrics;
   }
 
@@ -178,18 +179,36 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
 
   void update(Metrics& metrics) {
     double scale = 1;
-    if (options_.clip_norm) {
-      double sum = 0;
-      for (auto& parameters : parameters_) {
-        parameters.sum_squares();
-        for (double const square_sum : parameters.square_sums()) sum += square_sum;
-      }
-      metrics.gradient_norm = detail::math::sqrt(sum);
-      if (metrics.gradient_norm > *options_.clip_norm)
-        scale = *options_.clip_norm / metrics.gradient_norm;
+    double sum = 0;
+    for (auto& parameters : parameters_) {
+      if (options_.clip_norm) parameters.sum_squares();
+      for (double const square_sum : parameters.square_sums()) sum += square_sum;
     }
-    ++steps_;
-    for (auto& parameters : parameters_) parameters.update(optimizer_, {scale, steps_});
+    metrics.gradient_norm = detail::math::sqrt(sum);
+    if (options_.clip_norm && metrics.gradient_norm > *options_.clip_norm)
+      scale = *options_.clip_norm / metrics.gradient_norm;
+    if (options_.non_finite != NonFinite::ignore && skips(metrics.gradient_norm)) {
+      for (auto& parameters : parameters_) parameters.zero_gradients();
+      metrics.skipped = 1;
+      return;
+    }
+    detail::UpdateStep step{scale, ++steps_};
+    step.only_added = true;
+    for (auto& parameters : parameters_) parameters.update(optimizer_, step);
+  }
+  /// Whether the update is left out, since gradients are not finite.
+  [[nodiscard]] bool skips(double norm) {
+    std::size_t l = layers_.size();
+    auto const finite = [&](auto const& layer) {
+      return layer.all_finite(layer.stored().gradients.data());
+    };
+    while (l > 0 && finite(parameters_[l - 1])) --l;
+    if (l == 0 && detail::math::isfinite(norm)) return false;
+    if (options_.non_finite == NonFinite::skip) return true;
+    for (auto& parameters : parameters_) parameters.zero_gradients();
+    raise(Errc::not_finite,
+          l == 0 ? text("the norm of all gradients") : text("a gradient of layer ", l - 1),
+          " is not finite, so nothing was updated after step ", steps_, detail::not_finite_remedy);
   }
 
   List<detail::Layer> layers_;

@@ -464,7 +464,8 @@ TEST_CASE("engine/GradientGroups: holders of a stage share the squares of its gr
     Squares::current() = &squares;
     std::vector<double> sums(machine.model.parameter_count());
     for (; squares.holder < static_cast<std::size_t>(holders); ++squares.holder)
-      machine.finish(static_cast<int>(squares.holder), sums.data());
+      sg::detail::StepEnd{machine.model, machine.run}.finish(static_cast<int>(squares.holder),
+                                                             sums.data());
     CAPTURE(holders);
     REQUIRE(squares.taken.size() == machine.model.parameter_count());
     std::set<void const*> once;

@@ -183,6 +183,14 @@ void sequential(Model const& waves, Optimizer const& optimizer,
   last = snapshots.back();
 }
 
+/// Of the workers that are made from now on. A test of what the server does with gradients that are
+/// not finite lets workers push them.
+inline sg::NonFinite non_finite = sg::NonFinite::fail;
+struct LetThemPush {
+  LetThemPush() { non_finite = sg::NonFinite::ignore; }
+  ~LetThemPush() { non_finite = sg::NonFinite::fail; }
+};
+
 /// A worker of four layers that takes streams.
 /// @tparam Server  whatever has workers
 template <class Model, class Server, class Optimizer, class Device, class Schedule>
@@ -194,7 +202,8 @@ auto make_by(Schedule const& schedule, Device device, Model const& waves, Server
   model.back().fail_at = fail_at;
   return sg::Pipeline{sg::Sequential{std::move(model)}}.with(
       sg::partition::Cuts{std::move(cuts)}, schedule, waves.model(), server.worker(worker), Loss{},
-      optimizer, std::move(device), sg::Options{.deadline_s = deadline_s});
+      optimizer, std::move(device),
+      sg::Options{.deadline_s = deadline_s, .non_finite = non_finite});
 }
 template <class Model, class Server, class Optimizer, class Device>
 auto make_on(Device device, Model const& waves, Server const& server, int worker,
@@ -358,7 +367,7 @@ auto stepping_on(Device device, Model const& model, Server const& server, int wo
                  Optimizer const& optimizer, std::vector<int> cuts, double clip = 0) {
   std::vector<Layer> stack;
   for (int l = 0; l < layers; ++l) stack.emplace_back(l);
-  sg::Options options;
+  sg::Options options{.non_finite = non_finite};
   if (clip != 0) options.clip_norm = clip;
   return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
                                                              model, server.worker(worker), Loss{},
@@ -383,9 +392,11 @@ void compare_changes_on_threads(Model const& stale, Server const& server, int ro
       clip);
 }
 
-/// A step of two workers, of whom the second has a gradient that is not finite, and one more.
+/// Steps of two workers, of whom the second, then the first has a gradient that is not finite; only
+/// the first looks before it pushes.
 template <class First, class Second> void refuses_infinities(First const& one, Second const& two) {
   auto a = stepping(sg::staleness::Synchronous{}, one, 0, adam);
+  LetThemPush const let_the_second;
   auto b = stepping(sg::staleness::Synchronous{}, two, 1, adam);
   auto const batch = data(2);
   auto bad = batch;
@@ -394,6 +405,8 @@ template <class First, class Second> void refuses_infinities(First const& one, S
   REQUIRE_THROWS_WITH(sg::run_together(a.step(batch), b.step(bad)),
                       Catch::Matchers::Contains("push 2 of worker 1 has a number in layer ") &&
                           Catch::Matchers::Contains(" that is not finite; it was not added"));
+  REQUIRE_THROWS_WITH(sg::run_together(a.step(bad), b.step(batch)),
+                      Catch::Matchers::StartsWith("a gradient of layer 3 on rank 1 is not finite"));
   for (auto const& layer : weights(a))
     for (float const weight : layer) REQUIRE(std::isfinite(weight));
   sg::run_together(a.step(batch), b.step(batch));

@@ -6,11 +6,15 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
+#include <stagger/core/basic_algorithm.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/core/math.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
 #include <stagger/engine/memory.hpp>
@@ -53,6 +57,9 @@ struct EndOfStep {
   List<LayerPart> layers;  // the layers that it updates
   List<GradientCopy*> clear;
   bool updated = false;  // it has updated them, and their former values are saved
+  // Of the gradients whose squares it adds up: 1 + the last layer with one that is not finite.
+  // 0: all are finite, or nobody looks.
+  std::uint32_t not_finite = 0;
 };
 
 inline Places places(Slots const& slots, SlotType const& type) {
@@ -175,6 +182,7 @@ struct Execution {
   StepArguments arguments;
   double gradient_norm = 0;
   int reporter = 0;  // the rank that writes it
+  int skipped = 0;   // updates that the step has left out
 
  private:
   /// The memory of an owner of a stage, made unless an earlier program needed it.
@@ -246,6 +254,114 @@ struct Execution {
       cell.dx = places(own.dx, input);
     }
     if (own.repeated_output.count() != 0) cell.repeated_output = own.repeated_output[0];
+  }
+};
+
+/// What ranks do at the end of a step, and before an update of one stage.
+struct StepEnd {
+  ModelState& model;
+  Execution& run;
+
+  /// Ends a rank's part of a step except for its updates: adds the gradients of other owners, adds
+  /// up the squares for clipping, and looks for gradients that are not finite.
+  /// @param sums  [parameters] sums of squares in the memory of a device, if parameters are there
+  void finish(int rank, double* sums = nullptr) const {
+    EndOfStep& end = run.end_of_step[rank];
+    bool const clips = model.options.clip_norm.has_value();
+    for (Addition const& addition : end.add) addition.to->add({&addition.from, 1});
+    for (Square const& one : end.squares) {
+      LayerParameters& layer = model.parameters[one.layer];
+      if (clips)
+        layer.sum_squares(one.parameter,
+                          sums != nullptr ? sums + model.parameters_before(one.layer) : nullptr,
+                          one.range);
+      if (!looks() || one.layer < end.not_finite) continue;
+      // A sum of squares is finite only if all of its terms are.
+      bool const finite =
+          clips ? math::isfinite(layer.square_sums()[one.parameter])
+                : layer.all_finite(one.parameter, layer.stored().gradients.data(), one.range);
+      if (!finite) end.not_finite = static_cast<std::uint32_t>(one.layer) + 1;
+    }
+  }
+
+  /// Once each rank has finished: whether all leave out their updates.
+  /// @throws Error  not_finite, on every rank the same, if Options::non_finite says so
+  [[nodiscard]] bool skips() const {
+    auto const& ends = run.end_of_step;
+    std::size_t found = 0;
+    for (std::size_t r = 1; r < ends.size(); ++r)  // backward begins at the last layer
+      if (ends[r].not_finite > ends[found].not_finite) found = r;
+    bool const each = ends[found].not_finite == 0;
+    bool const clips = model.options.clip_norm.has_value();
+    if (each && (!looks() || !clips || math::isfinite(model.gradient_norm()))) return false;
+    if (model.options.non_finite == NonFinite::skip) return true;
+    if (!each) refuse(ends[found].not_finite - 1, static_cast<int>(found), nullptr);
+    raise(Errc::not_finite,
+          "the norm of all gradients is not finite, although each of them is, so nothing was "
+          "updated after step ",
+          model.steps, not_finite_remedy);
+  }
+
+  /// Looks at gradients that are used, or pushed, before all ranks have theirs.
+  /// @param apply  the update of one stage that uses them; null: they are pushed
+  /// @throws Error  not_finite
+  void require_finite(IndexRange layers, int rank, Instruction const* apply = nullptr) const {
+    for (std::size_t l = layers.last; looks() && l-- > layers.first;) {
+      LayerParameters const& own = model.parameters[l];
+      if (!own.all_finite(own.stored().gradients.data())) refuse(l, rank, apply);
+    }
+  }
+
+  /// A rank's part of the update.
+  /// @param skips  leaves it out, and drops the gradients
+  void update(int rank, bool skips) const {
+    EndOfStep& end = run.end_of_step[rank];
+    UpdateStep step{run.gradient_scale(model, rank), model.steps + 1};
+    step.only_added = model.memory == nullptr;
+    end.updated = model.shards && !skips;
+    for (LayerPart const& own : end.layers) {
+      LayerParameters& layer = model.parameters[own.layer];
+      if (skips) layer.zero_gradients(own.range);
+      for (step.range = own.range; !skips && step.range.first < own.range.last;
+           step.range.first = step.range.last) {
+        // Saved in pieces, which are still in the cache when they are updated.
+        step.range.last = model.shards ? std::min(step.range.first + saved_at_once, own.range.last)
+                                       : own.range.last;
+        if (model.shards) layer.copy_part(step.range, false);
+        model.optimizer.update(model.optimizer.optimizer, layer, step);
+      }
+    }
+  }
+
+ private:
+  static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
+
+  /// Whether gradients that are not finite are looked for.
+  [[nodiscard]] bool looks() const noexcept {
+    return model.options.non_finite != NonFinite::ignore && model.memory == nullptr;
+  }
+  /// @param apply  as for require_finite
+  [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer, int rank,
+                                         Instruction const* apply) const {
+    std::string when;
+    if (apply != nullptr)
+      when = text(run.program->flushes ? " in pass " : " in minibatch ", apply->update());
+    else if (!run.program->exchanges())
+      when = loss_not_finite();
+    raise(Errc::not_finite, "a gradient of layer ", model.number(layer), " on rank ", rank,
+          " is not finite", when, ", so nothing was updated after step ", model.steps,
+          not_finite_remedy);
+  }
+  /// In words, the first microbatch whose loss is not finite either.
+  [[nodiscard]] [[gnu::cold]] std::string loss_not_finite() const {
+    int parts = 1;
+    for (int const replicas : model.options.replicas.counts()) parts = std::max(parts, replicas);
+    int const microbatches = run.program->microbatches;
+    for (int m = 0; m < microbatches; ++m)
+      for (int part = 0; part < parts; ++part)
+        if (!math::isfinite(run.arguments.losses[part * microbatches + m]))
+          return text(", nor is the loss of microbatch ", m);
+    return {};
   }
 };
 

@@ -22,10 +22,11 @@ struct StepFacts {
 
 /// @param losses  [parts][microbatches]
 [[nodiscard]] inline Metrics metrics_of(StepFacts const& step, double const* losses,
-                                        double gradient_norm) noexcept {
+                                        double gradient_norm, int skipped = 0) noexcept {
   Metrics metrics;
   metrics.terms = step.terms;
   metrics.gradient_norm = gradient_norm;
+  metrics.skipped = skipped;
   if (!step.compares) return metrics;
   double sum = 0;
   for (std::size_t m = 0; m < step.microbatches; ++m)

@@ -111,14 +111,18 @@ struct ModelState {
   /// The optimizer step of a stage that updates alone.
   /// @param updates  how many of its updates count as one of `steps`
   [[nodiscard]] UpdateStep update_step(Instruction const& in, int updates = 1) const noexcept {
-    return {1, steps * updates + 1 + static_cast<std::int64_t>(in.update()), in.version,
-            in.next_version};
+    UpdateStep step{1, steps * updates + 1 + static_cast<std::int64_t>(in.update()), in.version,
+                    in.next_version};
+    step.only_added = memory == nullptr;
+    return step;
   }
   /// The optimizer step of one stage alone. If the run fails later, the values from before it are
   /// restored.
   void apply(Instruction const& in, int updates) {
-    for (std::size_t const l : layers_of(in.stage))
+    for (std::size_t const l : layers_of(in.stage)) {
       optimizer.update(optimizer.optimizer, parameters[l], update_step(in, updates));
+      parameters[l].clear_added();
+    }
   }
 
   /// 2-norm of all gradients whose squares were added up.

@@ -35,6 +35,7 @@ using stagger::detail::Digest;
   auto const& model = machine.model;
   auto const& grouping = machine.run.grouping;
   auto const yes = [](bool is) { return is ? "true" : "false"; };
+  char const* const non_finite[] = {"fail", "skip", "ignore"};
   std::string cuts;
   for (std::size_t l = 1; l < parameters.size(); ++l)
     if (model.table_stage(held.stage_of(l)) != model.table_stage(held.stage_of(l - 1)))
@@ -51,6 +52,7 @@ using stagger::detail::Digest;
       {"the first layers of the stages", cuts},
       {"Options::replicas", replicas},
       {"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"},
+      {"Options::non_finite", non_finite[static_cast<int>(options.non_finite)]},
       {"AllReduce::shard_optimizer", yes(machine.shards())},
       {"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"},
       {"AllReduce::measured_steps", std::to_string(grouping.measured_steps)},
@@ -196,7 +198,8 @@ class Round {
     auto const code = static_cast<Errc>(in.take<std::uint32_t>());
     std::string message(in.left(), ' ');
     in.take(message.data(), message.size());
-    if (code == Errc::deadline || code == Errc::mismatch)  // as in all
+    // As in all; of gradients that are not finite, all that update together have the same words.
+    if (code == Errc::deadline || code == Errc::mismatch || code == Errc::not_finite)
       return raised(code, message);
     bool const began = (envelope.epoch & 1U) != 0;
     return raised(Errc::peer_failed, "process ", peer,

@@ -54,8 +54,10 @@ struct MessageCodec : HeldParameters {
   template <class Wire>
   bool gradients(Wire wire, std::uint32_t signal, std::uint16_t group, bool const* to) const {
     if (signal < edges.signals()) return false;
+    bool const done = program().training && program().flushes && is_done(signal);
+    if (done) of_gradients(wire, program().signals[signal].sender);
     if (!commits()) {  // a worker of a server pushes what was scaled by the norm over all ranks
-      if (program().flushes && machine.model.options.clip_norm && is_done(signal))
+      if (machine.model.options.clip_norm && done)
         squares(wire, program().signals[signal].sender, true, to);
       return false;
     }
@@ -129,6 +131,22 @@ struct MessageCodec : HeldParameters {
     }
   }
 
+  /// What a rank that has finished knows of gradients: whether those that it has added up are
+  /// finite, and to which of its own anything was added, if other ranks have the same parameters.
+  template <class Wire> void of_gradients(Wire wire, int rank) const {
+    wire.number(machine.run.end_of_step[rank].not_finite);
+    each_stage(program(), [&](int stage, IndexRange cells) {
+      bool has = false;
+      for (std::size_t const c : cells) has = has || program().cells[c].rank == rank;
+      if (!has || cells.size() == 1) return;
+      for (std::size_t const l : layers_of(stage))
+        for (std::size_t i = 0; i < machine.model.parameters[l].count(); ++i) {
+          bool added = machine.model.parameters[l].added(i);
+          wire.number(added);
+          if (added) machine.model.parameters[l].note_added(i);
+        }
+    });
+  }
   /// The sums of squares of the gradients that a rank has added up.
   void squares(Writing wire, int rank, bool, bool const*) const {
     for (auto const& one : machine.run.end_of_step[rank].squares)

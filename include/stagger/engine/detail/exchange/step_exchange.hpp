@@ -57,8 +57,10 @@ class StepExchange : public ServerExchange {
       pull(in.cell);
       return asks_;
     }
-    double const scale = gradient_scale(machine_, in);
     IndexRange const layers = pushed_by(in);
+    if (program_->pushes_groups)  // some are pushed before all gradients of the step are there
+      StepEnd{machine_.model, machine_.run}.require_finite(layers, program_->cells[in.cell].rank);
+    double const scale = gradient_scale(machine_, in);
     bool const changes = kept_ != 0;
     if (changes)
       change(layers, scale);
@@ -174,14 +176,15 @@ class StepExchange : public ServerExchange {
   /// Makes the changes of this step, from the weights that it saw.
   void change(IndexRange layers, double gradient_scale) {
     std::size_t const slot = 1 + made() % kept_;
+    UpdateStep step{gradient_scale, machine_.steps() + 1, 0, slot};
+    step.only_added = true;
     for (std::size_t const l : layers) {
       LayerParameters& own = machine_.parameters()[l];
       if (!machine_.model.counted(l)) {
         own.zero_gradients();
         continue;
       }
-      machine_.model.optimizer.change(machine_.optimizer(), own,
-                                      {gradient_scale, machine_.steps() + 1, 0, slot});
+      machine_.model.optimizer.change(machine_.optimizer(), own, step);
       agreed().share(own, own.stored().values[slot].data());
     }
   }
@@ -270,7 +273,8 @@ class LocalExchange final : public StepExchange {
   void update(Instruction const& in) {
     if (program_->cells[in.cell].alone) return;
     ModelState& model = machine_.model;
-    UpdateStep const step{gradient_scale(machine_, in), machine_.steps() + 1};
+    UpdateStep step{gradient_scale(machine_, in), machine_.steps() + 1};
+    step.only_added = true;
     auto const update = [&](std::size_t l) {
       model.optimizer.update(machine_.optimizer(), machine_.parameters()[l], step);
     };
