@@ -299,7 +299,7 @@ struct StepEnd {
     raise(Errc::not_finite,
           "the norm of all gradients is not finite, although each of them is, so nothing was "
           "updated after step ",
-          model.steps, not_finite_remedy);
+          model.steps.load(), not_finite_remedy);
   }
 
   /// Looks at gradients that are used, or pushed, before all ranks have theirs.
@@ -349,7 +349,7 @@ struct StepEnd {
     else if (!run.program->exchanges())
       when = loss_not_finite();
     raise(Errc::not_finite, "a gradient of layer ", model.number(layer), " on rank ", rank,
-          " is not finite", when, ", so nothing was updated after step ", model.steps,
+          " is not finite", when, ", so nothing was updated after step ", model.steps.load(),
           not_finite_remedy);
   }
   /// In words, the first microbatch whose loss is not finite either.
