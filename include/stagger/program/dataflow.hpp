@@ -88,10 +88,11 @@ struct Dataflow {
   }
 };
 
-[[noreturn]] [[gnu::cold]] inline void refuse_action(schedule::Action const& action) {
-  raise(Errc::bad_schedule, "the table lacks a part of stage ", action.stage, ", microbatch ",
-        action.microbatch,
-        ", or has no such stage or microbatch; schedule::verify says what is wrong with it");
+/// @param fault  what the table does wrong with a part of the action's stage and microbatch
+[[noreturn]] [[gnu::cold]] inline void refuse_action(schedule::Action const& action,
+                                                     char const* fault) {
+  raise(Errc::bad_schedule, "the table ", fault, " a part of stage ", action.stage, ", microbatch ",
+        action.microbatch, "; schedule::verify says which");
 }
 
 /// Adds a cell for each stage of each rank.
@@ -101,8 +102,8 @@ struct Dataflow {
   flow.first_cell.resize(last_owner.size() + 1);
   for (int r = 0; r < flow.ranks(); ++r)
     for (auto const& action : table.row(flow.rows[r])) {
-      if (action.stage < 0 || action.stage >= flow.stages || flow.unit(action) >= flow.units)
-        refuse_action(action);
+      if (!in_range(table, action)) refuse_action(action, "has no place in its counts for");
+      if (!schedule::is_compute(action.kind)) continue;
       if (last_owner[action.stage] == r) continue;
       last_owner[action.stage] = r;
       Cell cell;
@@ -123,7 +124,30 @@ struct Dataflow {
   for (Cell const& cell : by_rank) flow.cells[next[cell.stage]++] = cell;
 }
 
+/// Requires all parts of each unit of each stage, on one position: what the passes after this one
+/// take for granted when they use an index of one cell for another.
+/// @throws Error  bad_schedule
+[[gnu::cold]] inline void require_complete(Dataflow const& flow) {
+  for (int stage = 0; stage < flow.stages; ++stage)
+    for (std::size_t u = 0; u < flow.units; ++u) {
+      schedule::Action const part{.stage = stage, .microbatch = static_cast<int>(u / flow.slices)};
+      int owner = -1;  // position
+      for (std::size_t c = flow.first_cell[stage]; c < flow.first_cell[stage + 1]; ++c) {
+        CellUse const& use = flow.uses[c];
+        bool const there = use.forward[u] != nowhere;
+        if (there != (use.gradient[u] != nowhere) || there != (use.end[u] != nowhere))
+          refuse_action(part, "lacks");
+        if (!there) continue;
+        int const position = flow.cells[c].position;
+        if (owner >= 0 && owner != position) refuse_action(part, "repeats");
+        owner = position;
+      }
+      if (owner < 0) refuse_action(part, "lacks");
+    }
+}
+
 /// Records when each cell is used.
+/// @throws Error  bad_schedule for an action that is there twice, or not at all
 [[gnu::cold]] inline void add_uses(Dataflow& flow, schedule::Table const& table) {
   RowIndices const empty(flow.units, nowhere);
   flow.uses = FixedArray<CellUse>(flow.cells.size());
@@ -133,23 +157,23 @@ struct Dataflow {
     for (auto const& action : table.row(flow.rows[r])) {
       if (!schedule::is_compute(action.kind)) continue;
       CellUse& use = flow.uses[flow.cell_at(action.stage, r)];
-      std::size_t const u = flow.unit(action);
-      if (action.kind == schedule::Kind::forward) use.forward[u] = at;
-      if (schedule::gives_input_gradient(action.kind)) use.gradient[u] = at;
-      if (schedule::ends_flight(action.kind)) use.end[u] = at;
-      flow.training = flow.training || action.kind != schedule::Kind::forward;
+      auto const note = [&](bool holds, RowIndices& indices) {
+        if (!holds) return;
+        std::uint32_t& index = indices[flow.unit(action)];
+        if (index != nowhere) refuse_action(action, "repeats");
+        index = at;
+      };
+      note(action.kind == schedule::Kind::forward, use.forward);
+      note(schedule::gives_input_gradient(action.kind), use.gradient);
+      note(schedule::ends_flight(action.kind), use.end);
+      flow.training = flow.training || schedule::is_backward(action.kind);
       ++at;
     }
     flow.length.push_back(at);
   }
-  for (std::size_t c = 0; c < flow.cells.size(); ++c) {
-    CellUse& use = flow.uses[c];
-    if (!flow.training) use.gradient = use.end = use.forward;
-    for (std::size_t u = 0; u < flow.units; ++u)
-      if ((use.forward[u] == nowhere) != (use.gradient[u] == nowhere) ||
-          (use.forward[u] == nowhere) != (use.end[u] == nowhere))
-        refuse_action({schedule::Kind::forward, flow.cells[c].stage, static_cast<int>(u)});
-  }
+  if (!flow.training)
+    for (CellUse& use : flow.uses) use.gradient = use.end = use.forward;
+  require_complete(flow);
 }
 
 /// The ranks of a table's rows. @param replicas  null or empty: one each
@@ -165,7 +189,8 @@ struct Dataflow {
 /// The cells of a table, without edges.
 /// @param replicas  of each row; null or empty: one each
 /// @param by_rank   whether the table already has a row for each rank
-/// @throws Error    bad_schedule for a table that lacks actions, or has too many to number them
+/// @throws Error    bad_schedule for a table that lacks actions, repeats them, has some beyond its
+///                  counts, or has too many to number them
 [[nodiscard]] [[gnu::cold]] inline Dataflow read_table(schedule::Table const& table,
                                                        Replicas const* replicas,
                                                        bool by_rank = false) {
@@ -173,9 +198,17 @@ struct Dataflow {
   flow.stages = flow.depths = table.stages;
   flow.slices = static_cast<std::size_t>(table.slices);
   flow.units = static_cast<std::size_t>(table.microbatches) * flow.slices;
+  if (table.stages < 1 || table.microbatches < 1 || table.slices < 1)
+    raise(Errc::bad_schedule, "a table of ", table.stages, " stages, ", table.microbatches,
+          " microbatches and ", table.slices, " slices cannot be run; give at least 1 of each");
   if (table.stages > 10000 || flow.units > 65535)
     raise(Errc::bad_schedule, table.stages, " stages and ", flow.units,
           " microbatches are more than a program can number; use at most 10000 and 65535");
+  // Before memory is taken for each of them.
+  if (table.actions.size() / flow.units < static_cast<std::size_t>(table.stages))
+    raise(Errc::bad_schedule, "the table has ", table.actions.size(), " actions, too few for ",
+          table.stages, " stages of ", flow.units,
+          " microbatches; schedule::verify says what is missing");
   flow.parts = parts_of(replicas, table.ranks());
   for (int r = 0; r < flow.ranks(); ++r) flow.rows.push_back(by_rank ? r : flow.parts[r].position);
   add_cells(flow, table);

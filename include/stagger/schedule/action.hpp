@@ -28,10 +28,14 @@ enum class Kind : std::uint8_t {
                     ///< number of pushes of every worker that they contain
 };
 
+/// True for the kinds that compute gradients (B, I, W), by which a table trains.
+[[nodiscard]] constexpr bool is_backward(Kind kind) noexcept {
+  return kind == Kind::backward || kind == Kind::backward_input || kind == Kind::backward_weight;
+}
+
 /// True for the kinds that compute (F, B, I, W); false for messages and reductions.
 [[nodiscard]] constexpr bool is_compute(Kind kind) noexcept {
-  return kind == Kind::forward || kind == Kind::backward || kind == Kind::backward_input ||
-         kind == Kind::backward_weight;
+  return kind == Kind::forward || is_backward(kind);
 }
 
 /// True for the kinds that send.

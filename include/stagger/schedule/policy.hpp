@@ -27,7 +27,7 @@
 /// |---|---|---|
 /// | `flushes` | compiling `with` | is every rank idle when an iteration ends? If not: a staleness model, and `stream` |
 /// | `chunks()` | once, in `with` | V. S stages make S / V ranks |
-/// | `table(shape)` | once for training and once for prediction, for each new number of microbatches; with replicas also once in `with`; again when gradient groups change, or if its program, one of the eight that are kept, has been dropped | throws Error for a shape that it cannot serve |
+/// | `table(shape)` | once for training and once for prediction, for each new number of microbatches; with replicas also once in `with`; again when gradient groups change, or if its program, one of the eight that are kept, has been dropped | throws Error (bad_configuration) for a shape that it cannot serve; prediction then asks for numbers of microbatches near it |
 /// | `proven` | compiling `with`; optional | true: its tables are known to be legal, as those of the catalog are, and are not verified before they run |
 /// | `slices` | once, in `with`; optional | an int: into how many slices of the sequence it cuts a microbatch; each input of a batch is then a slice |
 /// | `rows(shape, first, last)` | by `schedule::proof`; optional | the rows of these ranks alone, for shapes whose whole table is too large for a compiler |

@@ -54,4 +54,10 @@ struct Table {
   friend constexpr bool operator==(Table const&, Table const&) = default;
 };
 
+/// True when every index of the action lies in the table's range.
+[[nodiscard]] constexpr bool in_range(Table const& table, Action const& a) noexcept {
+  return a.stage >= 0 && a.stage < table.stages && a.microbatch >= 0 &&
+         a.microbatch < table.microbatches && a.slice >= 0 && a.slice < table.slices;
+}
+
 }  // namespace stagger::schedule

@@ -3,11 +3,16 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
+#include <stagger/schedule/chimera.hpp>
+#include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 namespace programs_test {
 
@@ -38,6 +43,38 @@ TEST_CASE("engine/Programs: of many lengths, those stay that were asked for last
   CHECK_FALSE(seen[seen.size() - 6].expired());
   auto const again = programs.find(4, true, nullptr);  // is laid out once more
   CHECK(again->microbatches == 4);
+}
+
+TEST_CASE("engine/forward_only: as many microbatches as wanted, legal, and from both ends",
+          "[engine]") {
+  for (sg::schedule::Table const& table :
+       {sg::schedule::GPipe{}.table({3, 4}), sg::schedule::Chimera{}.table({4, 6}),
+        sg::schedule::DualPipe{}.table({2, 8})})
+    for (int wanted = 1; wanted <= 20; ++wanted) {
+      CAPTURE(table.stages, wanted);
+      auto const made = sg::detail::forward_only(table, wanted);
+      REQUIRE(made.microbatches == wanted);
+      REQUIRE(made.actions.size() == static_cast<std::size_t>(wanted * table.stages));
+      std::vector<int> entered(static_cast<std::size_t>(table.ranks()));
+      std::vector<std::vector<int>> order(static_cast<std::size_t>(table.stages));
+      for (int r = 0; r < table.ranks(); ++r)
+        for (auto const& a : made.row(r)) {
+          CHECK(a.kind == sg::schedule::Kind::forward);
+          if (a.stage == 0) ++entered[static_cast<std::size_t>(r)];
+          auto& seen = order[static_cast<std::size_t>(a.stage)];
+          seen.push_back(a.microbatch);
+        }
+      for (auto& seen : order) {
+        std::sort(seen.begin(), seen.end());
+        for (int m = 0; m < wanted; ++m) CHECK(seen[static_cast<std::size_t>(m)] == m);
+      }
+      bool const two_ways = entered.back() + entered.front() == wanted && entered.back() > 0;
+      CHECK(two_ways == (table.stages != 3));
+      int const rounds = (wanted - 1) / table.microbatches + 1;
+      if (wanted > 1 && two_ways) CHECK(std::abs(entered.back() - entered.front()) <= rounds);
+      auto const program = sg::lay_out(made);
+      CHECK_NOTHROW(sg::require_sound(program, made));
+    }
 }
 
 }  // namespace programs_test

@@ -3,15 +3,26 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
+#include <stagger/program/check_program.hpp>
 #include <stagger/program/version_passes.hpp>
+#include <stagger/schedule/chimera.hpp>
+#include <stagger/schedule/dual_pipe_v.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/proof/lower.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/schedule/proof/verify.hpp>
+#include <stagger/schedule/seq_1f1b.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
 
 #include "../schedule/zoo.hpp"
 #include "engine/random_table.hpp"
@@ -276,6 +287,209 @@ TEST_CASE("program/lay_out: what the engine cannot run is refused in one sentenc
 
   CHECK_THROWS_WITH(lay_out(schedule::GPipe{}.table({1, 65536, 1})),
                     Catch::Contains("65536") && Catch::Contains("65535"));
+}
+
+namespace {
+
+/// A legal table of another schedule each time, some with slices, some with messages.
+Table drawn(Random& random) {
+  using random_table::below;
+  int const P = 1 + below(random, 4);
+  int const M = 2 * P + 2 * below(random, 3);
+  Table table = schedule::OneFOneB{}.table({P, M});
+  switch (below(random, 6)) {
+    case 0:
+      table = schedule::Seq1F1B{.slices = 1 + below(random, 3)}.table({P, M});
+      break;
+    case 1:
+      table = schedule::DualPipeV{}.table({P, M, 2});
+      break;
+    case 2:
+      table = schedule::Chimera{}.table({2 * P, M});
+      break;
+    case 3:
+      table = schedule::ZeroBubbleH1{}.table({P, M});
+      break;
+    case 4:
+      table = random_table::any(random);
+      break;
+    default:
+      break;
+  }
+  return below(random, 3) == 0 ? schedule::lower(table) : table;
+}
+
+/// One to three changes of the table: of an action, of a row, or of the table's counts.
+Table mutated(Random& random, Table const& table) {
+  using random_table::below;
+  std::vector<std::vector<schedule::Action>> rows;
+  for (int r = 0; r < table.ranks(); ++r)
+    rows.emplace_back(table.row(r).begin(), table.row(r).end());
+  auto const row = [&]() -> auto& {
+    return rows[static_cast<unsigned>(below(random, table.ranks()))];
+  };
+  auto const index = [&](auto const& in, int more = 0) {
+    return below(random, static_cast<int>(in.size()) + more);
+  };
+  Table made = table.like(0);
+  for (int change = 1 + below(random, 3); change > 0; --change) {
+    auto& from = row();
+    if (from.empty()) continue;
+    int const at = index(from);
+    schedule::Action& a = from[static_cast<unsigned>(at)];
+    schedule::Action const was = a;
+    switch (below(random, 10)) {
+      case 0:
+        std::swap(a, from[static_cast<unsigned>(index(from))]);
+        break;
+      case 1:
+        a.overlaps_next = !a.overlaps_next;
+        break;
+      case 2:
+        a.kind = static_cast<Kind>(below(random, 11));
+        break;
+      case 3:
+        a.microbatch = below(random, table.microbatches + 2) - 1;
+        break;
+      case 4:
+        a.slice = static_cast<std::int16_t>(below(random, 5) - 1);
+        break;
+      case 5:
+        a.stage = below(random, table.stages + 2) - 1;
+        break;
+      case 6:
+      case 7: {  // to another place, and perhaps it stays where it was
+        if (below(random, 2) == 0) from.erase(from.begin() + at);
+        auto& to = row();
+        to.insert(to.begin() + index(to, 1), was);
+        break;
+      }
+      case 8:
+        for (auto& each : rows)
+          std::erase_if(each, [&](auto const& b) {
+            return b.stage == was.stage && b.microbatch == was.microbatch;
+          });
+        break;
+      default:
+        for (int* const count : {&made.stages, &made.microbatches, &made.slices})
+          if (below(random, 4) == 0) *count += below(random, 4) - 2;
+    }
+  }
+  for (auto const& each : rows) made.add_row(each);
+  return made;
+}
+
+/// Whether every part of every unit is there exactly once, on one rank, and nothing else is.
+bool complete(Table const& table) {
+  if (table.stages < 1 || table.microbatches < 1 || table.slices < 1) return false;
+  struct Parts {
+    int forwards = 0, gradients = 0, ends = 0;
+    int rank = -1;
+    bool spread = false;
+  };
+  std::map<std::tuple<int, int, int>, Parts> units;
+  bool trains = false;
+  for (int r = 0; r < table.ranks(); ++r)
+    for (auto const& a : table.row(r)) {
+      if (a.stage < 0 || a.stage >= table.stages || a.microbatch < 0 ||
+          a.microbatch >= table.microbatches || a.slice < 0 || a.slice >= table.slices)
+        return false;
+      bool const whole = a.kind == Kind::backward;
+      bool const gradient = whole || a.kind == Kind::backward_input;
+      bool const end = whole || a.kind == Kind::backward_weight;
+      if (a.kind != Kind::forward && !gradient && !end) continue;
+      trains = trains || gradient || end;
+      Parts& parts = units[{a.stage, a.microbatch, a.slice}];
+      parts.spread = parts.spread || (parts.rank >= 0 && parts.rank != r);
+      parts.rank = r;
+      parts.forwards += a.kind == Kind::forward ? 1 : 0;
+      parts.gradients += gradient ? 1 : 0;
+      parts.ends += end ? 1 : 0;
+    }
+  if (static_cast<int>(units.size()) != table.stages * table.microbatches * table.slices)
+    return false;
+  int const backwards = trains ? 1 : 0;
+  return std::all_of(units.begin(), units.end(), [&](auto const& unit) {
+    Parts const& parts = unit.second;
+    return parts.forwards == 1 && parts.gradients == backwards && parts.ends == backwards &&
+           !parts.spread;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("program/lay_out: a table that lacks or repeats something is refused before it is used",
+          "[program]") {
+  Random random(5);
+  int refused = 0;
+  int ran = 0;
+  for (int i = 0; i < 6000; ++i) {
+    Table const table = mutated(random, drawn(random));
+    CAPTURE(i, table.ranks(), table.stages, table.microbatches, table.slices);
+    LayOutOptions const given = options(
+        i % 2 == 0, i % 3 == 0 ? std::nullopt : std::optional(static_cast<unsigned>(i) % 3));
+    std::string why;
+    try {
+      Program const program = lay_out(table, given);
+      require_sound(program, table, given);
+      REQUIRE(complete(table));
+      if (i % 8 == 0) REQUIRE(refute(program, random) == "");
+      ++ran;
+    } catch (Error const& error) {
+      REQUIRE(error.code() == Errc::bad_schedule);
+      why = error.what();
+      REQUIRE(why.find('\n') == std::string::npos);
+      if (complete(table)) REQUIRE(schedule::verify(table));
+      ++refused;
+    }
+  }
+  CHECK(refused > 3000);
+  CHECK(ran > 500);
+}
+
+TEST_CASE("program/lay_out: what the engine's own checks say of a table", "[program]") {
+  auto const said = [](Table const& table) {
+    try {
+      static_cast<void>(lay_out(table));
+    } catch (Error const& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  Table table = schedule::OneFOneB{}.table({2, 2});
+  auto const at = [&](int rank, int index) -> schedule::Action& {
+    return table
+        .actions[table.row_begin[static_cast<unsigned>(rank)] + static_cast<unsigned>(index)];
+  };
+  SECTION("twice") {
+    at(1, 2).microbatch = 0;  // 1F1
+    CHECK(said(table) ==
+          "the table repeats a part of stage 1, microbatch 0; schedule::verify says which");
+  }
+  SECTION("not at all") {
+    at(1, 2).kind = Kind::backward_weight;
+    CHECK_THAT(said(table), Catch::Contains("a part of stage 1, microbatch 1"));
+    Table less = table.like(0);
+    for (int r = 0; r < 2; ++r) {
+      less.begin_row();
+      for (auto const& a : table.row(r))
+        if (a.stage == 0 || a.microbatch == 0) less.add(a);
+    }
+    CHECK(said(less) ==
+          "the table lacks a part of stage 1, microbatch 1; schedule::verify says which");
+  }
+  SECTION("beyond its counts") {
+    at(0, 0).slice = -1;
+    CHECK_THAT(said(table), Catch::Contains("has no place in its counts for a part of stage 0"));
+    table.slices = -1;
+    table.microbatches = -2;
+    CHECK_THAT(said(table), Catch::Contains("-2 microbatches and -1 slices cannot be run"));
+  }
+  SECTION("much too few") {
+    table.stages = 10000;
+    table.microbatches = 65535;
+    CHECK_THAT(said(table), Catch::Contains("has 8 actions, too few for 10000 stages"));
+  }
 }
 
 TEST_CASE("program/lay_out: the largest number of microbatches keeps its slots apart",

@@ -127,6 +127,55 @@ TEST_CASE("train/Pipeline: a schedule by its name trains with the bits of its po
   CHECK(compared == static_cast<int>(sg::schedule::catalog.size()) - 1);
 }
 
+TEST_CASE(
+    "train/Trainer: every schedule evaluates and predicts any number of microbatches, with the "
+    "bits "
+    "of one device",
+    "[train]") {
+  auto one =
+      sg::Pipeline{model()}.on_one_device(Loss{}, optimizer(), sg::Options{.seed = run_seed});
+  auto alone = sg::Pipeline{model()}.with(sg::partition::Cuts{even_cuts(1)}, Loss{}, optimizer(),
+                                          sg::Options{.seed = run_seed});
+  int compared = 0;
+  for (auto const& entry : sg::schedule::catalog) {
+    sg::schedule::Named named{.name = std::string(entry.name)};
+    if (!entry.flushes) continue;
+    CAPTURE(named.name);
+    int const stages = (entry.chunks > 1 ? 2 : 4) * entry.chunks;
+    auto const check = [&](auto device, int most) {
+      auto train = sg::Pipeline{model()}.with(sg::partition::Cuts{even_cuts(stages)}, named, Loss{},
+                                              optimizer(), device, sg::Options{.seed = run_seed});
+      for (int microbatches = 1; microbatches <= most; ++microbatches) {
+        CAPTURE(microbatches);
+        Batch const data = batch(microbatches, microbatches * entry.slices, true);
+        REQUIRE(sg::run(train.evaluate(data)).loss == one.evaluate(data).loss);
+        std::vector<Matrix> ours(data.inputs.size()), theirs(data.inputs.size());
+        sg::run(train.predict(data.inputs, ours));
+        sg::run(alone.predict(data.inputs, theirs));
+        for (std::size_t m = 0; m < ours.size(); ++m)
+          REQUIRE(std::vector(ours[m].begin(), ours[m].end()) ==
+                  std::vector(theirs[m].begin(), theirs[m].end()));
+        ++compared;
+      }
+    };
+    check(sg::host::Threads{2}, 7);
+    check(sg::sim::VirtualClock{}, 3);
+    // A limit on what is in flight is one of training alone, and so is a group.
+    if (entry.takes_group) named.group = 9;
+    if (!entry.takes_in_flight && !entry.takes_memory) named.limits.in_flight = 12;
+    check(sg::host::Threads{1}, 4);
+  }
+  CHECK(compared > 200);
+}
+
+TEST_CASE("train/Trainer: a schedule that refuses everything says so when it is to evaluate",
+          "[train]") {
+  auto train = sg::Pipeline{model()}.with(sg::partition::Cuts{even_cuts(3)},
+                                          sg::schedule::Named{"chimera"}, Loss{}, optimizer());
+  CHECK_THROWS_WITH(sg::run(train.evaluate(batch(0, 5, true))),
+                    Catch::Contains("schedule chimera cannot have 3 ranks"));
+}
+
 TEST_CASE("train/Pipeline: a name that cannot train in steps is refused in one sentence",
           "[train]") {
   auto const make = [](char const* name) {

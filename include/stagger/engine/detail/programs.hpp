@@ -20,17 +20,25 @@
 
 namespace stagger::detail {
 
-/// The same table without its backward actions.
-[[nodiscard]] [[gnu::cold]] inline schedule::Table forward_only(schedule::Table const& table) {
+/// The forwards of as many microbatches, out of a table of more of them, or of a table that runs
+/// several times. They are taken evenly, so that those of a bidirectional table enter at both ends.
+[[nodiscard]] [[gnu::cold]] inline schedule::Table forward_only(schedule::Table const& table,
+                                                                int microbatches) {
   schedule::Table result;
   result.stages = table.stages;
-  result.microbatches = table.microbatches;
+  result.microbatches = microbatches;
   result.slices = table.slices;
+  int const rounds = (microbatches - 1) / table.microbatches + 1;
+  auto const all = std::int64_t{rounds} * table.microbatches;
   for (int r = 0; r < table.ranks(); ++r) {
     result.begin_row();
-    for (auto const& action : table.row(r))
-      if (action.kind == schedule::Kind::forward)
-        result.add({action.kind, action.stage, action.microbatch, action.slice});
+    for (std::int64_t first = 0; first < all; first += table.microbatches)
+      for (auto const& action : table.row(r)) {
+        std::int64_t const before = (first + action.microbatch) * microbatches / all;
+        bool const taken = before < (first + action.microbatch + 1) * microbatches / all;
+        if (action.kind == schedule::Kind::forward && taken)
+          result.add({action.kind, action.stage, static_cast<int>(before), action.slice});
+      }
   }
   return result;
 }
@@ -110,20 +118,44 @@ class Programs {
             counted(schedule_.slices, "slice"), " each; give a multiple of ", schedule_.slices);
   }
 
+  /// @throws Error  bad_schedule for a table of another shape
+  [[nodiscard]] [[gnu::cold]] schedule::Table table_as_asked(int microbatches) const {
+    schedule::Table made = table(microbatches);
+    std::int64_t const units = std::int64_t{made.microbatches} * made.slices;
+    if (made.stages != stages_ || made.ranks() != positions_ || made.slices < 1 ||
+        units != std::int64_t{microbatches} * schedule_.slices)
+      raise(Errc::bad_schedule, "the schedule made a table of ", counted(made.ranks(), "rank"),
+            ", ", counted(made.stages, "stage"), " and ", counted(units, "microbatch"), " where ",
+            positions_, ", ", stages_, " and ", microbatches * schedule_.slices,
+            " were asked for; let table() make what its Shape says");
+    return made;
+  }
+
+  /// The table of a forward-only pass, which needs none of the rules that a schedule has for the
+  /// number of microbatches: if the schedule refuses this one, the forwards of a number near it.
+  /// @throws Error  the schedule's own, if it refuses all of them
+  [[nodiscard]] [[gnu::cold]] schedule::Table forwards(int microbatches) const {
+    try {
+      return forward_only(table_as_asked(microbatches), microbatches);
+    } catch (Error const& refused) {
+      if (refused.code() != Errc::bad_configuration) throw;
+      // Rules go by the number of ranks, or by a number of the schedule's own.
+      for (int by = 1; by <= 1024; by += by < positions_ ? 1 : 1 + by / 2)
+        for (int const near : {microbatches + by, microbatches - by}) try {
+            if (near > 0) return forward_only(table_as_asked(near), microbatches);
+          } catch (Error const& error) {
+            if (error.code() != Errc::bad_configuration) throw;
+          }
+      throw;
+    }
+  }
+
   [[gnu::cold]] std::shared_ptr<Program const> add(int microbatches, bool training,
                                                    List<GradientGroup> const* groups) {
-    schedule::Table made = table(microbatches / schedule_.slices);
-    if (!training) made = forward_only(made);
-    if (made.stages != stages_ || made.ranks() != positions_ ||
-        made.microbatches * made.slices != microbatches)
-      raise(Errc::bad_schedule, "the schedule made a table of ", counted(made.ranks(), "rank"),
-            ", ", counted(made.stages, "stage"), " and ",
-            counted(made.microbatches * made.slices, "microbatch"), " where ", positions_, ", ",
-            stages_, " and ", microbatches,
-            " were asked for; let table() make what its Shape says");
+    int const whole = microbatches / schedule_.slices;
+    schedule::Table made = training ? table_as_asked(whole) : forwards(whole);
     bool trains = false;
-    for (auto const& action : made.actions)
-      trains = trains || action.kind != schedule::Kind::forward;
+    for (auto const& action : made.actions) trains = trains || schedule::is_backward(action.kind);
     if (training && !trains)
       raise(Errc::bad_schedule,
             "the schedule made a table without a backward action, which cannot train; evaluate and "

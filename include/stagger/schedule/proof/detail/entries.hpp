@@ -27,12 +27,6 @@ namespace stagger::schedule::detail {
   return table.stages * entries_of_stage(table);
 }
 
-/// True when every index of the action lies in the table's range.
-[[nodiscard]] constexpr bool in_range(Table const& table, Action const& a) noexcept {
-  return a.stage >= 0 && a.stage < table.stages && a.microbatch >= 0 &&
-         a.microbatch < table.microbatches && a.slice >= 0 && a.slice < table.slices;
-}
-
 /// True when the table has fewer actions than entries, and so cannot be complete.
 [[nodiscard]] constexpr bool sparse(Table const& table) noexcept {
   auto left = static_cast<std::ptrdiff_t>(table.actions.size());
