@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include <stagger/report/utf8.hpp>
+#include <stagger/core/error.hpp>
 
 namespace cli {
 
@@ -16,7 +16,7 @@ namespace cli {
   std::string out;
   while (!message.empty()) {
     auto const first = static_cast<unsigned char>(message.front());
-    std::size_t const length = stagger::report::utf8_length(message);
+    std::size_t const length = stagger::utf8_length(message);
     // 0xc2 0x80 to 0xc2 0x9f are well-formed UTF-8, but control characters.
     bool const controls = first < 0x20 || first == 0x7f ||
                           (first == 0xc2 && static_cast<unsigned char>(message[1]) < 0xa0);

@@ -7,7 +7,6 @@
 
 #include <stagger/collective/launcher.hpp>
 
-#include "../terminal_text.hpp"
 #include "cuda/train.hpp"
 #include "profile.hpp"
 #include "train.hpp"
@@ -57,7 +56,7 @@ int main(int argc, char** argv) {
         stderr);
   } catch (std::exception const& error) {
     if (!parsed && first_process_reports()) return cannot_be_used;
-    std::fprintf(stderr, "gpt: %s\n", cli::escaped(gpt::in_flags(error.what())).c_str());
+    std::fprintf(stderr, "gpt: %s\n", stagger::printable(gpt::in_flags(error.what())).c_str());
   }
   return cannot_be_used;
 }

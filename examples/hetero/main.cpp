@@ -11,7 +11,6 @@
 
 #include <stagger/core/error.hpp>
 
-#include "../terminal_text.hpp"
 #include "output.hpp"
 #include "papers.hpp"
 #include "run.hpp"
@@ -67,7 +66,7 @@ int main(int argc, char** argv) {
     std::fputs("hetero: there is not enough memory; use fewer --steps or a smaller --batch\n",
                stderr);
   } catch (std::exception const& error) {
-    std::fprintf(stderr, "hetero: %s\n", cli::escaped(error.what()).c_str());
+    std::fprintf(stderr, "hetero: %s\n", stagger::printable(error.what()).c_str());
   }
   return 2;
 }

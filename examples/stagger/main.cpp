@@ -13,7 +13,6 @@
 #include <stagger/core/nearest.hpp>
 #include <stagger/version.hpp>
 
-#include "../terminal_text.hpp"
 #include "command.hpp"
 #include "flags.hpp"
 
@@ -93,7 +92,8 @@ int run(int argc, char const* const* argv) {
   }
 
   tool::Answer const answer = command->run();
-  if (!answer.why.empty()) std::fprintf(stderr, "stagger: %s\n", cli::escaped(answer.why).c_str());
+  if (!answer.why.empty())
+    std::fprintf(stderr, "stagger: %s\n", stagger::printable(answer.why).c_str());
   if (!output.empty() && !answer.text.empty()) {
     stagger::write_file(output, answer.text);
   } else {
@@ -113,6 +113,6 @@ int main(int argc, char** argv) {
   } catch (std::exception const& error) {
     sentence = error.what();
   }
-  std::fprintf(stderr, "stagger: %s\n", cli::escaped(sentence).c_str());
+  std::fprintf(stderr, "stagger: %s\n", stagger::printable(sentence).c_str());
   return cannot_be_used;
 }

@@ -38,7 +38,6 @@
 #include "../under_mpirun.hpp"
 #endif
 
-#include "../terminal_text.hpp"
 #include "images.hpp"
 #include "layers/by_work.hpp"
 #include "layers/learning_rate.hpp"
@@ -61,7 +60,7 @@ template <class Do> int guarded(Do what) {
   } catch (std::bad_alloc const&) {
     std::fputs("vgg: there is not enough memory; use a smaller --width or --batch\n", stderr);
   } catch (std::exception const& error) {
-    std::fprintf(stderr, "vgg: %s\n", cli::escaped(error.what()).c_str());
+    std::fprintf(stderr, "vgg: %s\n", stagger::printable(error.what()).c_str());
   }
   return 2;
 }

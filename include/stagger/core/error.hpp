@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The base of all errors of the library, its codes, and messages with numbers.
+/// @file   The base of all errors of the library, its codes, and messages with numbers and with text
+///         from outside.
 
 #include <stagger/core/requirements.hpp>
 
@@ -21,7 +22,7 @@ namespace detail {
 // `raise` and `text` pass each word or number of a sentence as one variable argument, and all their
 // kinds as one number, which takes their caller little code.
 [[nodiscard]] constexpr char const* passed(char const* words) noexcept { return words; }
-[[nodiscard]] inline char const* passed(std::string const& words) noexcept { return words.c_str(); }
+[[nodiscard]] inline std::string const* passed(std::string const& words) noexcept { return &words; }
 [[nodiscard]] constexpr std::string_view const* passed(std::string_view const& words) noexcept {
   return &words;
 }
@@ -36,10 +37,11 @@ template <class... P> [[nodiscard]] consteval std::uint64_t kinds_of() {
   static_assert(sizeof...(P) <= 21, "stagger: a message has more pieces than fit into its kinds");
   std::uint64_t kinds = 0;
   unsigned at = 0;
-  ((kinds |= std::uint64_t{std::is_same_v<P, char const*>    ? 1U
-                           : std::is_same_v<P, std::int64_t> ? 2U
-                           : std::is_same_v<P, double>       ? 3U
-                                                             : 4U}
+  ((kinds |= std::uint64_t{std::is_same_v<P, char const*>          ? 1U
+                           : std::is_same_v<P, std::int64_t>       ? 2U
+                           : std::is_same_v<P, double>             ? 3U
+                           : std::is_same_v<P, std::string const*> ? 4U
+                                                                   : 5U}
              << at,
     at += 3),
    ...);
@@ -62,6 +64,9 @@ template <class... P> [[nodiscard]] consteval std::uint64_t kinds_of() {
       case 3:
         __builtin_snprintf(digits, sizeof digits, "%.9g", va_arg(pieces, double));
         sentence += digits;
+        break;
+      case 4:
+        sentence += *va_arg(pieces, std::string const*);
         break;
       default:
         sentence += *va_arg(pieces, std::string_view const*);
@@ -99,6 +104,66 @@ namespace detail {
   return detail::join_counted(static_cast<std::int64_t>(count), singular);
 }
 
+/// Bytes as a sentence has them: "68 bytes", from 1 MiB on "358.6 MiB".
+[[nodiscard]] [[gnu::cold]] inline std::string sized(double bytes) {
+  constexpr double mebibyte = 1048576;
+  if (!(bytes >= mebibyte)) return counted(static_cast<std::int64_t>(bytes + 0.5), "byte");
+  if (bytes >= mebibyte * 1e14) return text(bytes / mebibyte, " MiB");
+  auto const tenths = static_cast<std::int64_t>(bytes * 10 / mebibyte + 0.5);
+  return text(tenths / 10, ".", tenths % 10, " MiB");
+}
+
+/// Length of the well-formed UTF-8 sequence at the front of `text`, 0 if there is none.
+[[nodiscard]] inline std::size_t utf8_length(std::string_view text) noexcept {
+  auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  auto const follows = [&](std::size_t i, unsigned low, unsigned high) {
+    return i < text.size() && byte(i) >= low && byte(i) <= high;
+  };
+  if (text.empty()) return 0;
+  unsigned const b = byte(0);
+  if (b < 0x80) return 1;
+  if (b >= 0xC2 && b <= 0xDF) return follows(1, 0x80, 0xBF) ? 2 : 0;
+  if (b >= 0xE0 && b <= 0xEF) {  // no overlong forms, no surrogates
+    bool const second = follows(1, b == 0xE0 ? 0xA0 : 0x80, b == 0xED ? 0x9F : 0xBF);
+    return second && follows(2, 0x80, 0xBF) ? 3 : 0;
+  }
+  if (b >= 0xF0 && b <= 0xF4) {
+    bool const second = follows(1, b == 0xF0 ? 0x90 : 0x80, b == 0xF4 ? 0x8F : 0xBF);
+    return second && follows(2, 0x80, 0xBF) && follows(3, 0x80, 0xBF) ? 4 : 0;
+  }
+  return 0;
+}
+
+/// Text that is safe to print on one line of a terminal, and is UTF-8: control characters and bytes
+/// that are not UTF-8 are escaped as \x1b and the like, ends of lines become blanks.
+[[nodiscard]] [[gnu::cold]] inline std::string printable(std::string_view text) {
+  constexpr char const* hex = "0123456789abcdef";
+  std::string out;
+  while (!text.empty()) {
+    auto const first = static_cast<unsigned char>(text.front());
+    std::size_t const length = utf8_length(text);
+    // 0xC2 0x80 to 0xC2 0x9F are well-formed UTF-8, but control characters.
+    bool const in_c1 = length == 2 && first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0;
+    bool const controls = first < 0x20 || first == 0x7F || in_c1;
+    if (first == '\n')
+      out += ' ';
+    else if (length > 0 && !controls)
+      out += text.substr(0, length);
+    else
+      ((out += "\\x") += hex[first >> 4U]) += hex[first & 15U];
+    text.remove_prefix(length > 0 && !controls ? length : 1);
+  }
+  return out;
+}
+
+namespace detail {
+/// The text of a file without the byte order mark that some editors write at its front.
+[[nodiscard]] constexpr std::string_view without_byte_order_mark(std::string_view text) noexcept {
+  constexpr std::string_view mark = "\xEF\xBB\xBF";
+  return text.substr(text.starts_with(mark) ? mark.size() : 0);
+}
+}  // namespace detail
+
 /// The kinds of errors.
 enum class Errc : std::uint8_t {
   bad_configuration,  ///< a policy, a count or a combination that cannot work
@@ -113,10 +178,12 @@ enum class Errc : std::uint8_t {
   not_finite,    ///< a gradient is NaN or infinite; the text names the layer
 };
 
-/// Thrown by everything in stagger. `what()` is one sentence that names the value and the remedy.
+/// Thrown by everything in stagger. `what()` is one sentence that names the value and the remedy;
+/// what it quotes is made printable, whatever bytes a file or a command line had.
 class Error : public std::runtime_error {
  public:
-  Error(Errc code, std::string const& sentence) : std::runtime_error(sentence), code_(code) {}
+  Error(Errc code, std::string const& sentence)
+      : std::runtime_error(printable(sentence)), code_(code) {}
 
   /// The kind of error.
   [[nodiscard]] Errc code() const noexcept { return code_; }

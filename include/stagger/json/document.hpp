@@ -102,10 +102,11 @@ namespace detail {
 /// alive.
 class Field {
  public:
-  /// Reads a whole file.
+  /// Reads a whole file. A byte order mark at its front is skipped.
   /// @param  source  its name in error messages
   /// @throws Error   bad_data naming file, line, column and what stands there
   [[nodiscard]] static Field parse(std::string text, std::string source) {
+    text.erase(0, text.size() - stagger::detail::without_byte_order_mark(text).size());
     auto file = std::make_shared<File>(File{std::move(text), std::move(source), {}});
     std::istringstream in(file->text);
     auto const refuse_text = [&](std::size_t at) {

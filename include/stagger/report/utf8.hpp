@@ -1,36 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The characters of text that may not be UTF-8 throughout, and their escaping for JSON
-///         strings and XML.
-
-#include <stagger/core/requirements.hpp>
+/// @file   The escaping of text that may not be UTF-8 throughout for JSON strings and XML.
 
 #include <cstddef>
 #include <string>
 #include <string_view>
 
-namespace stagger::report {
+#include <stagger/core/error.hpp>
 
-/// Length of the well-formed UTF-8 sequence at the front of `text`, 0 if there is none.
-[[nodiscard]] inline std::size_t utf8_length(std::string_view text) noexcept {
-  auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  auto const follows = [&](std::size_t i, unsigned low, unsigned high) {
-    return i < text.size() && byte(i) >= low && byte(i) <= high;
-  };
-  if (text.empty()) return 0;
-  unsigned const b = byte(0);
-  if (b < 0x80) return 1;
-  if (b >= 0xC2 && b <= 0xDF) return follows(1, 0x80, 0xBF) ? 2 : 0;
-  if (b >= 0xE0 && b <= 0xEF) {  // no overlong forms, no surrogates
-    bool const second = follows(1, b == 0xE0 ? 0xA0 : 0x80, b == 0xED ? 0x9F : 0xBF);
-    return second && follows(2, 0x80, 0xBF) ? 3 : 0;
-  }
-  if (b >= 0xF0 && b <= 0xF4) {
-    bool const second = follows(1, b == 0xF0 ? 0x90 : 0x80, b == 0xF4 ? 0x8F : 0xBF);
-    return second && follows(2, 0x80, 0xBF) && follows(3, 0x80, 0xBF) ? 4 : 0;
-  }
-  return 0;
-}
+namespace stagger::report {
 
 /// Calls `f` with each well-formed character; bytes that are not UTF-8 come as U+FFFD.
 template <class F> void for_each_character(std::string_view text, F&& f) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,14 @@
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule {
+
+/// Which letters a table is written in.
+enum class Letters : std::uint8_t {
+  torch,      ///< of PyTorch from 2.6 on, and of this library: B is a whole backward, I and W are
+              ///< its halves
+  torch_2_5,  ///< of PyTorch up to 2.5: B is a whole backward where the table has no W for it, and
+              ///< else I; BW is a whole one in any case
+};
 
 /// A cell that gathers the sharded parameters of a stage (UNSHARD) or releases them (RESHARD).
 /// Tables hold none, since nothing here shards parameters; a caller that wants to write them again
@@ -64,9 +73,15 @@ class TableReader {
  public:
   /// @param shards, columns  take the cells that are no actions, and where each action stands; or
   ///                         null
-  TableReader(std::string_view text, std::string_view source, std::vector<ShardCell>* shards,
-              std::vector<std::size_t>* columns = nullptr)
-      : rest_(text), source_(source), shards_(shards), columns_(columns) {}
+  TableReader(std::string_view text, std::string_view source, Letters letters,
+              std::vector<ShardCell>* shards, std::vector<std::size_t>* columns = nullptr)
+      : rest_(stagger::detail::without_byte_order_mark(text)),
+        source_(source),
+        letters_(letters),
+        shards_(shards),
+        columns_(columns) {
+    rest_ = rest_.substr(0, rest_.find_last_not_of(" \t\r\n") + 1);  // blank lines at the end
+  }
 
   [[nodiscard]] Table read() {
     if (rest_.empty())
@@ -80,6 +95,7 @@ class TableReader {
         if (!text.empty()) cell(text);
       }
     }
+    if (letters_ == Letters::torch_2_5) tell_backwards_apart();
     return std::move(table_);
   }
 
@@ -90,6 +106,23 @@ class TableReader {
   [[noreturn]] void refuse(std::string_view text, std::string_view why) const {
     raise(Errc::bad_data, source_, ", line ", table_.ranks(), ", column ", column_of(text), ": '",
           text.substr(0, 60), "' ", why);
+  }
+
+  /// Makes whole backwards of those that were read as I and have no W.
+  void tell_backwards_apart() {
+    auto const unit = [](Action const& a) { return std::tuple(a.stage, a.microbatch, a.slice); };
+    std::vector<std::tuple<int, int, std::int16_t>> weights;
+    for (Action const& a : table_.actions)
+      if (a.kind == Kind::backward_weight) weights.push_back(unit(a));
+    std::sort(weights.begin(), weights.end());
+    auto const tell = [&](Action& a) {
+      if (a.kind == Kind::backward_input &&
+          !std::binary_search(weights.begin(), weights.end(), unit(a)))
+        a.kind = Kind::backward;
+    };
+    for (Action& a : table_.actions) tell(a);
+    if (shards_ != nullptr)
+      for (ShardCell& shard : *shards_) tell(shard.before);
   }
 
   void cell(std::string_view text) {
@@ -131,11 +164,22 @@ class TableReader {
     }
     std::string_view const letters =
         rest.substr(0, rest.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_"));
+    bool const old = letters_ == Letters::torch_2_5;
     int kind = 0;
     constexpr int kinds = static_cast<int>(Kind::recv_backward) + 1;
     while (kind < kinds && letters != name(static_cast<Kind>(kind))) ++kind;
+    if (old && (letters == "B" || letters == "I"))
+      kind = letters == "B" ? static_cast<int>(Kind::backward_input) : kinds;
+    if (letters == "BW") {
+      if (!old)
+        refuse(text, stagger::text("is written B today; read the table by ", old_letters,
+                                   " if PyTorch up to 2.5 wrote it"));
+      kind = static_cast<int>(Kind::backward);
+    }
     if (kind == kinds)
-      refuse(text, "has no known action; use F, I, B, W, SEND_F, RECV_F, SEND_B or RECV_B");
+      refuse(text, old ? "has no known action of PyTorch up to 2.5; use F, B, W, BW, SEND_F, "
+                         "RECV_F, SEND_B or RECV_B"
+                       : "has no known action; use F, I, B, W, SEND_F, RECV_F, SEND_B or RECV_B");
     a.kind = static_cast<Kind>(kind);
     rest.remove_prefix(letters.size());
     a.microbatch = number(text, rest, "needs a microbatch number behind the action");
@@ -175,6 +219,7 @@ class TableReader {
 
   std::string_view rest_;
   std::string_view source_;
+  Letters letters_;
   std::vector<ShardCell>* shards_;
   std::vector<std::size_t>* columns_;
   std::size_t waiting_ = 0;  // shard cells in front of the next action of the line
@@ -185,24 +230,29 @@ class TableReader {
 }  // namespace detail
 
 /// Reads a table: a line for each rank, cells separated by commas, blanks around cells and empty
-/// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. Whether the table is
-/// legal is for `verify` to say.
+/// cells ignored, lines ended by LF or CRLF. A byte order mark at the front and blank lines at the
+/// end are skipped; another blank line is a rank without actions. Counts are the largest index + 1.
+/// Whether the table is legal is for `verify` to say.
 /// @param source  the name of the text in error messages, a file name for instance
 /// @param shards  takes `0UNSHARD` and `0RESHARD`, by rank and then in order; null: they are
 ///                skipped
+/// @param letters what B stands for
 /// @throws Error bad_data, naming line, column and value
 [[nodiscard]] inline Table read_csv(std::string_view text, std::string_view source = "table",
-                                    std::vector<ShardCell>* shards = nullptr) {
-  return detail::TableReader(text, source, shards).read();
+                                    std::vector<ShardCell>* shards = nullptr,
+                                    Letters letters = Letters::torch) {
+  return detail::TableReader(text, source, letters, shards).read();
 }
 
 /// Where an action of a table stands in the text that `read_csv` made the table of.
 /// @param rank, index  as in a `Fault`
-/// @return its column in line rank + 1, in bytes from 1; 0 where the line has no such action
-[[nodiscard]] inline std::size_t column_of(std::string_view text, int rank, int index) {
+/// @return its column in line rank + 1, in bytes from 1 behind a byte order mark; 0 where the line
+///         has no such action
+[[nodiscard]] inline std::size_t column_of(std::string_view text, int rank, int index,
+                                           Letters letters = Letters::torch) {
   if (text.empty() || rank < 0 || index < 0) return 0;
   std::vector<std::size_t> columns;
-  Table const table = detail::TableReader(text, "table", nullptr, &columns).read();
+  Table const table = detail::TableReader(text, "table", letters, nullptr, &columns).read();
   if (rank >= table.ranks() || index >= static_cast<int>(table.row(rank).size())) return 0;
   return columns[table.row_begin.data()[rank] + static_cast<unsigned>(index)];
 }
@@ -246,7 +296,8 @@ class TableReader {
 }
 
 /// Reads `stage,forward_s,backward_input_s,backward_weight_s,transfer_s`, then one line for each
-/// stage from 0 on, in seconds. Blanks around a field are ignored, lines end in LF or CRLF.
+/// stage from 0 on, in seconds. Blanks around a field are ignored, lines end in LF or CRLF. A byte
+/// order mark at the front and blank lines at the end are skipped.
 /// @param source  the name of the text in error messages, a file name for instance
 /// @throws Error bad_data, naming line, column (in bytes, from 1) and value
 [[nodiscard]] inline Costs read_costs_csv(std::string_view text,
@@ -254,6 +305,8 @@ class TableReader {
   constexpr std::array<std::string_view, 5> header{"stage", "forward_s", "backward_input_s",
                                                    "backward_weight_s", "transfer_s"};
   Costs costs;
+  text = stagger::detail::without_byte_order_mark(text);
+  text = text.substr(0, text.find_last_not_of(" \t\r\n") + 1);  // blank lines at the end
   for (int line = 1; !text.empty(); ++line) {
     char const* const begin = text.data();
     std::string_view rest = detail::take_line(text);

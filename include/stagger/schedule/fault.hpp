@@ -48,9 +48,13 @@ inline constexpr FaultWords fault_words[] = {
     {"unmatched-message",
      " has no partner; each value that changes rank needs one send and one receive"},
     {"message-order",
-     " takes its microbatch out of turn; a consumer must follow its producer's order"},
+     " takes its microbatch out of turn; a consumer must follow its producer's order, on the same "
+     "rank too"},
     {"deadlock", " waits for ever"},
     {"memory", " starts one more microbatch than the in-flight limit allows"}};
+
+/// What reads a table in the letters of PyTorch up to 2.5, as `message` names it.
+inline constexpr char const* old_letters = "Letters::torch_2_5";
 
 }  // namespace detail
 
@@ -76,9 +80,19 @@ struct Fault {
   int waits = 0;    ///< of a deadlock: how many waits make up its cycle
   /// The first of them; the last wait of a cycle is for the rank of the first.
   std::array<Wait, 6> cycle{};
+  /// Of a deadlock: the wait in `cycle` of which only an overlapped pair is the reason, since the
+  /// first action of the pair is what the wait before it needs; -1 if there is none.
+  int pair = -1;
+  /// Of a duplicate: B, I or W if that is there already; where it is another kind than the action's,
+  /// B stands beside I or W.
+  Kind beside = Kind::forward;
   /// How many waits of the cycle are held.
   [[nodiscard]] constexpr int held() const noexcept {
     return waits < static_cast<int>(cycle.size()) ? waits : static_cast<int>(cycle.size());
+  }
+  /// Whether a rank has no actions at all. `action` then means nothing.
+  [[nodiscard]] constexpr bool no_actions() const noexcept {
+    return kind == FaultKind::missing && index == 0;
   }
   [[nodiscard]] constexpr explicit operator bool() const noexcept {
     return kind != FaultKind::none;
@@ -108,6 +122,14 @@ namespace detail {
   }
   if (fault.waits > fault.held())
     sentence += text(", and so on through ", fault.waits - fault.held(), " more waits, the last");
+  if (fault.pair >= 0) {
+    int const before = (fault.pair + fault.waits - 1) % fault.waits;
+    Action const& first = fault.cycle.data()[before].needs;
+    return sentence + text(fault.waits == 1 ? "; " : text(" of rank ", fault.cycle[0].rank, "; "),
+                           to_string(first), " and ",
+                           to_string(fault.cycle.data()[fault.pair].action),
+                           " are one overlapped pair, whose actions start together: unpair them");
+  }
   if (fault.waits == 1) return sentence + ", which cannot run before it; move that up";
   if (fault.waits > 1)
     sentence += text(fault.waits > fault.held() ? " for rank " : " of rank ", fault.cycle[0].rank,
@@ -121,10 +143,20 @@ namespace detail {
 [[nodiscard]] [[gnu::cold]] inline std::string message(Fault const& fault) {
   if (!fault) return {};
   std::string const what = to_string(fault.action);
+  if (is_backward(fault.beside) && fault.beside != fault.action.kind) {
+    Action other = fault.action;
+    other.kind = fault.beside;
+    return text(what, " (rank ", fault.rank, ", action ", fault.index, ") stands beside ",
+                to_string(other),
+                ", but B is a whole backward and I and W are its halves; remove what is too much, "
+                "or, if PyTorch up to 2.5 wrote the table, with B for I, read it by ",
+                detail::old_letters);
+  }
   if (fault.kind != FaultKind::missing)
     return text(what, " (rank ", fault.rank, ", action ", fault.index, ")",
                 detail::fault_words[static_cast<int>(fault.kind)].meaning, detail::cycle_of(fault));
-  if (fault.index == 0) return text("rank ", fault.rank, " has no actions; ", what, " is missing");
+  if (fault.no_actions())
+    return text("rank ", fault.rank, " has no actions; give it some, or remove its row");
   return what + detail::fault_words[static_cast<int>(fault.kind)].meaning;
 }
 

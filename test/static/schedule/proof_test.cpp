@@ -135,6 +135,7 @@ template <auto Policy> struct Reduced {
         std::size_t from = i;
         if (r == 0 && slip == 1 && i + 2 >= n) from = 2 * n - 3 - i;  // before the last backward
         if (r == 0 && slip == 3 && i + 1 == n) continue;              // on one of two holders only
+        if (slip == 6 && is_backward(row[from].kind)) continue;       // nothing is added up
         t.add(row[from]);
       }
       if (r == 0 && slip == 2) t.add(row[n - 1]);
@@ -153,6 +154,7 @@ static_assert(both<OneFOneB{}, 2>(shape, proof<Reduced<OneFOneB{}>{2}, shape>,
                                   FaultKind::duplicate));
 static_assert(both<OneFOneB{}, 5>(shape, proof<Reduced<OneFOneB{}>{5}, shape>,
                                   FaultKind::placement));
+static_assert(both<OneFOneB{}, 6>(shape, proof<Reduced<OneFOneB{}>{6}, shape>, FaultKind::missing));
 static_assert(accepted<proof<Reduced<ZeroBubbleV{}>{}, Shape{3, 5, 2}>>);
 static_assert(accepted<proof<Reduced<Chimera{}>{}, Shape{4, 4}>>);
 static_assert(accepted<proof<Reduced<DualPipe{}>{}, Shape{4, 8}>>);

@@ -102,6 +102,22 @@ TEST_CASE("json/read_profile: what is wrong is named by file, line, field and va
           "layers[0].backward_weight_s is 2, more than its layer's backward_s = 1");
 }
 
+TEST_CASE("json/read_profile: a byte order mark and CRLF change neither values nor places",
+          "[json]") {
+  std::string const text =
+      "{\r\n\"layers\": [{\"forward_s\": 1, \"backward_s\": 1, \"parameter_bytes\": ?}]}";
+  auto const read = [&](std::string value, char const* mark) {
+    return json::read_any_profile(mark + std::string(text).replace(text.find('?'), 1, value),
+                                  "p.json", json::ProfileUse::gradients);
+  };
+  char const* const mark = "\xEF\xBB\xBF";
+  CHECK(read("7", mark) == read("7", ""));
+  CHECK_THROWS_WITH(read("-7", mark), Catch::StartsWith("p.json, line 2: layers[0].parameter_b"));
+  CHECK_THROWS_WITH(read("@", mark), Catch::StartsWith("p.json, line 2, column 65: '@"));
+  CHECK_THROWS_WITH(read(std::string("\0@", 2), ""),
+                    Catch::StartsWith("p.json, line 2, column 65: '\\x00@"));
+}
+
 TEST_CASE("json/read_profile: gradients need neither batch nor activations", "[json]") {
   std::string const text =
       R"({"layers": [{"forward_s": 1, "backward_s": 1, "parameter_bytes": 1}]})";

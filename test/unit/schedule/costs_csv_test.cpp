@@ -23,6 +23,13 @@ TEST_CASE("schedule/costs_csv: a line for each stage", "[schedule]") {
   CHECK(costs.of(1).transfer_s == 0.5);
 }
 
+TEST_CASE("schedule/costs_csv: a byte order mark and blank lines at the end are skipped",
+          "[schedule]") {
+  Costs const costs = read_costs_csv("\xEF\xBB\xBF" + header + "0,1,2,3,4\r\n \n\n");
+  REQUIRE(costs.stages.size() == 1);
+  CHECK(costs.of(0).transfer_s == 4);
+}
+
 TEST_CASE("schedule/costs_csv: what is malformed is named with line, column and value",
           "[schedule]") {
   auto const says = [](std::string const& text, char const* words) {
@@ -41,7 +48,7 @@ TEST_CASE("schedule/costs_csv: what is malformed is named with line, column and 
   says(header + "0,1,1x,1,1\n", "'1x' is not a finite");
   says(header + "0,1,,1,1\n", "column 5: '' is not a finite");
   says(header + "1,1,1,1,1\n", "line 2, column 1: '1' is not the next stage, 0");
-  says(header + "0,1,1,1,1\n\n", "line 3, column 1: ''");
+  says(header + "0,1,1,1,1\n\n1,1,1,1,1\n", "line 3, column 1: ''");
 }
 
 }  // namespace costs_csv_test

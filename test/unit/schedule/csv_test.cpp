@@ -70,7 +70,7 @@ TEST_CASE("schedule/csv: a malformed cell is an error that names line, column an
                            "\xef\xbb\xbf"
                            "0F0"}) {
     std::string const text = std::string("0F0,1F0\n0B0, ") + cell + " ,1B0\n";
-    std::string const shown = std::string(cell).substr(0, std::string(cell).find(','));
+    std::string const shown = printable(std::string(cell).substr(0, std::string(cell).find(',')));
     CAPTURE(cell);
     try {
       static_cast<void>(read_csv(text, "rows.csv"));
@@ -81,6 +81,50 @@ TEST_CASE("schedule/csv: a malformed cell is an error that names line, column an
     }
   }
   CHECK_THROWS_WITH(read_csv(""), Catch::Contains("empty"));
+}
+
+TEST_CASE("schedule/csv: a byte order mark and blank lines at the end are skipped", "[schedule]") {
+  Table const plain = read_csv("0F0,0B0\n1F0,1B0\n");
+  for (char const* text : {"\xEF\xBB\xBF"
+                           "0F0,0B0\n1F0,1B0\n",
+                           "0F0,0B0\n1F0,1B0\n\n",
+                           "\xEF\xBB\xBF"
+                           "0F0,0B0\r\n1F0,1B0\r\n \t\r\n\r\n",
+                           "0F0,0B0\n1F0,1B0"}) {
+    CAPTURE(text);
+    CHECK(read_csv(text) == plain);
+    CHECK(column_of(text, 0, 1) == 5);
+  }
+  CHECK(read_csv("0F0\n\n1F0\n").row(1).empty());  // for `verify` to complain about
+  CHECK(read_csv("0F0\n,,\n").ranks() == 2);       // idle cells are no blank line
+  CHECK_THROWS_WITH(read_csv("\xEF\xBB\xBF"
+                             "0F0,x\n"),
+                    Catch::Contains("line 1, column 5: 'x'"));
+  for (char const* text : {"", "\n", " \r\n\n", "\xEF\xBB\xBF", "\xEF\xBB\xBF\n"})
+    CHECK_THROWS_WITH(read_csv(text), Catch::Contains("is empty"));
+  CHECK_THROWS_WITH(read_csv(std::string_view("@\0\0{", 4)),
+                    Catch::Contains("'@\\x00\\x00{' is not a cell"));
+}
+
+TEST_CASE("schedule/csv: in the letters of PyTorch up to 2.5, B is I where there is a W",
+          "[schedule]") {
+  auto const read = [](std::string const& text, std::vector<ShardCell>* shards = nullptr) {
+    return read_csv(text, "old", shards, Letters::torch_2_5);
+  };
+  CHECK(write_csv(read("0F0,0F1,0B0,0W0,0B1,0W1\n1F0,1B0,1W0,1F1,1B1,1W1\n")) ==
+        "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n");
+  // Whole backwards stay whole, as B or as BW, also where W stands on another rank or first.
+  CHECK(write_csv(read("0F0,0B0,0F1,0BW1\n1W1,1B1,1B0\n")) == "0F0,0B0,0F1,0B1\n1W1,1I1,1B0\n");
+  CHECK(write_csv(read("0F0s0,0F0s1,0B0s1,0B0s0,0W0s1\n")) == "0F0s0,0F0s1,0I0s1,0B0s0,0W0s1\n");
+  CHECK(write_csv(read("0F1,(0F0;0B1)OVERLAP_F_B,0W1,0B0\n")) ==
+        "0F1,(0F0;0I1)OVERLAP_F_B,0W1,0B0\n");
+  CHECK(column_of("0F0,0BW0\n", 0, 1, Letters::torch_2_5) == 5);
+  std::vector<ShardCell> shards;
+  std::string const sharded = "0F0,0UNSHARD,0B0,0W0\n";
+  CHECK(write_csv(read(sharded, &shards), shards) == "0F0,0UNSHARD,0I0,0W0\n");
+  CHECK_THROWS_WITH(read("0F0,0I0\n"), Catch::Contains("no known action of PyTorch up to 2.5"));
+  CHECK_THROWS_WITH(read_csv("0F0,0BW0\n"),
+                    Catch::Contains("'0BW0' is written B today") && Catch::Contains("torch_2_5"));
 }
 
 TEST_CASE("schedule/csv: an action is found again in its text", "[schedule]") {

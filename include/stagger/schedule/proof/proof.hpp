@@ -245,7 +245,8 @@ template <auto Policy, Shape S, int Limit> struct Prover {
         },
         [&](int r) { return static_cast<std::size_t>(state.cursor[r]); });
     if (state.fault) return;
-    bool const backwards = state.gradients + state.weights > 0;
+    bool backwards = state.gradients + state.weights > 0;
+    for (std::uint8_t const reduced : state.reduced) backwards = backwards || reduced != 0;
     if (state.forwards == S.stages() * columns &&
         (!backwards || (state.gradients == state.forwards && state.weights == state.forwards)))
       return;

@@ -32,8 +32,8 @@ struct Seen {
 /// A table that is checked, and what the checks so far have found out about it.
 struct Checked {
   Table const& table;
-  Grid<Seen> seen{};  // [entries]
-  bool has_backward = false;
+  Grid<Seen> seen{};    // [entries]
+  bool trains = false;  ///< has a backward, or a reduction, which adds up what backwards give
   bool has_messages = false;
   bool has_reductions = false;
   bool bidirectional = false;
@@ -55,11 +55,7 @@ template <class Check>
 
 [[nodiscard]] constexpr Fault check_rows(Table const& table) {
   for (int rank = 0; rank < table.ranks(); ++rank) {
-    if (table.row(rank).empty())
-      return {.kind = FaultKind::missing,
-              .rank = rank,
-              .index = 0,
-              .action = {.stage = rank < table.stages ? rank : 0}};
+    if (table.row(rank).empty()) return {.kind = FaultKind::missing, .rank = rank, .index = 0};
   }
   return {};
 }
@@ -109,7 +105,7 @@ template <class Check>
       }
       second = a.overlaps_next;
       if (a.kind == Kind::reduce_gradient) {
-        checked.has_reductions = true;
+        checked.has_reductions = checked.trains = true;
         continue;
       }
       Seen& s = checked.seen[entry(table, a)];
@@ -117,13 +113,20 @@ template <class Check>
       if (a.kind == Kind::backward) clash = backwards;
       if (a.kind == Kind::backward_input || a.kind == Kind::backward_weight)
         clash |= Seen::bit(Kind::backward);
-      if ((s.kinds & clash) != 0) return fault_at(table, FaultKind::duplicate, rank, at);
+      if ((s.kinds & clash) != 0) {
+        Fault fault = fault_at(table, FaultKind::duplicate, rank, at);
+        fault.beside = s.has(a.kind)                 ? a.kind
+                       : s.has(Kind::backward)       ? Kind::backward
+                       : s.has(Kind::backward_input) ? Kind::backward_input
+                                                     : Kind::backward_weight;
+        return fault;
+      }
       s.kinds |= Seen::bit(a.kind);
       if (is_compute(a.kind)) {
         if (s.rank < 0) s.rank = rank;
         if (a.kind == Kind::forward) s.forward_at = static_cast<int>(at);
         if (gives_input_gradient(a.kind)) s.gradient_at = static_cast<int>(at);
-        checked.has_backward = checked.has_backward || a.kind != Kind::forward;
+        checked.trains = checked.trains || is_backward(a.kind);
       } else {
         checked.has_messages = true;
       }
@@ -132,8 +135,8 @@ template <class Check>
   return {};
 }
 
-/// Nothing is left out. A table without any backward is forward-only, and complete with its
-/// forwards.
+/// Nothing is left out. A table without any backward or reduction is forward-only, and complete
+/// with its forwards.
 [[nodiscard]] constexpr Fault check_complete(Checked const& checked) {
   Table const& table = checked.table;
   if (Fault const f = check_rows(table)) return f;
@@ -143,7 +146,7 @@ template <class Check>
     Kind missing = Kind::forward;
     if (s.has(Kind::forward)) {
       bool const input = s.has(Kind::backward_input), weight = s.has(Kind::backward_weight);
-      if (!checked.has_backward || s.has(Kind::backward) || (input && weight)) continue;
+      if (!checked.trains || s.has(Kind::backward) || (input && weight)) continue;
       missing = input ? Kind::backward_weight : weight ? Kind::backward_input : Kind::backward;
     }
     int const end = s.rank < 0 ? -1 : static_cast<int>(table.row(s.rank).size());
@@ -274,7 +277,7 @@ template <class Check>
     bool const send = is_send(a.kind);
     if (here.rank != rank) return FaultKind::placement;
     Seen const* const other = other_end(a.kind, a.stage, at_entry);
-    if (other == nullptr || !other->has(partner(a).kind) || (!forward && !checked.has_backward))
+    if (other == nullptr || !other->has(partner(a).kind) || (!forward && !checked.trains))
       return FaultKind::unmatched_message;
     int const compute_at = forward ? here.forward_at : here.gradient_at;
     return (compute_at < at) == send ? FaultKind::none : FaultKind::order;
@@ -334,8 +337,11 @@ template <class Check>
 /// All of the checks, but for the in-flight limit.
 [[nodiscard]] constexpr Fault check(Checked& checked) {
   Table const& table = checked.table;
-  if (table.stages < 1 || table.microbatches < 1 || table.slices < 1 || table.ranks() < 1)
-    return {.kind = FaultKind::missing, .rank = 0, .index = 0};
+  if (table.ranks() < 1) return {.kind = FaultKind::missing, .rank = 0, .index = 0};
+  if (table.stages < 1 || table.microbatches < 1 || table.slices < 1) {
+    Fault const empty = check_rows(table);
+    return empty ? empty : fault_at(table, FaultKind::out_of_range, 0, 0);
+  }
   if (sparse(table)) return first_gap(table);
   if (Fault const f = check_actions(checked)) return f;
   if (Fault const f = check_complete(checked)) return f;

@@ -45,6 +45,20 @@ template <class F> [[nodiscard]] constexpr Fault cycle_of_waits(std::size_t firs
   return fault;
 }
 
+/// Names the pair without which a deadlock would not be: one whose second action waits, while its
+/// first one is waited for.
+/// @param row  the actions of a rank
+template <class Row> [[nodiscard]] constexpr Fault with_pair(Fault fault, Row&& row) {
+  for (int k = 0; k < fault.held(); ++k) {
+    int const before = (k + fault.waits - 1) % fault.waits;
+    Wait const& wait = fault.cycle.data()[k];
+    if (wait.index < 1 || before >= fault.held()) continue;
+    Action const first = row(wait.rank)[static_cast<std::size_t>(wait.index) - 1];
+    if (first.overlaps_next && first == fault.cycle.data()[before].needs) fault.pair = k;
+  }
+  return fault;
+}
+
 /// The deadlock of compute rows in which rank r came no further than index `reached(r)`; none
 /// where all came to the end.
 /// @param row  the actions of a rank
@@ -100,7 +114,8 @@ template <class Row, class Reached>
     return Held{};
   };
   for (int r = 0; r < ranks; ++r) {
-    if (reached(r) < row(r).size()) return cycle_of_waits(static_cast<std::size_t>(r), waits);
+    if (reached(r) < row(r).size())
+      return with_pair(cycle_of_waits(static_cast<std::size_t>(r), waits), row);
   }
   return {};
 }
@@ -117,7 +132,9 @@ template <class Row, class Reached>
   for (int r = 0; r < table.ranks(); ++r) {
     std::size_t const first = transfers.first_left(r, true);
     if (first == table.actions.size()) continue;
-    return cycle_of_waits(first, [&](std::size_t index) { return transfers.hold(index); });
+    return with_pair(
+        cycle_of_waits(first, [&](std::size_t index) { return transfers.hold(index); }),
+        [&](int rank) { return table.row(rank); });
   }
   return {};
 }
