@@ -36,6 +36,13 @@ inline void require_part(Message const& message, std::size_t all) {
   if (asks && message.bytes != 0) refuse_message(message, "should have no payload");
 }
 
+/// The part of a layer that a message asks for. @param all  bytes of the layer
+[[nodiscard]] inline ByteRange part_asked(Message const& message, std::size_t all) noexcept {
+  if (!asks_part(message.kind)) return {0, all};
+  bool const rest = message.kind == MessageKind::ask_rest;
+  return {rest ? message.number : 0, rest ? all : message.number};
+}
+
 /// Turns messages of a worker into calls of the server, and the server's answers into messages. A
 /// worker whose connection ends before it has left has failed.
 class ServerConnection final : public MessageEnd {
@@ -54,6 +61,8 @@ class ServerConnection final : public MessageEnd {
     return joining_ == nullptr || joining_->identified();
   }
   [[nodiscard]] bool joined() const noexcept { return joined_; }
+  /// Whether its first values are awaited.
+  [[nodiscard]] bool gives() const noexcept { return joining_ != nullptr && joining_->gives(); }
 
   std::span<std::byte> payload_buffer(Message const& message) override {
     using enum MessageKind;
@@ -78,6 +87,7 @@ class ServerConnection final : public MessageEnd {
   }
   void part_received(Message const& message, ByteRange part) override {
     using enum MessageKind;
+    if (message.kind == values) return server_->entrance().come(part.size());
     if ((message.kind != push && message.kind != last_push) || finite_bytes_ != part.first) return;
     if (server_->all_finite(message.layer, received_.data(), part)) finite_bytes_ = part.last;
   }
@@ -91,6 +101,7 @@ class ServerConnection final : public MessageEnd {
 
   bool next(Message& message, std::span<std::byte const>& payload) override {
     if (answers_.next(message, payload)) return true;
+    if (joining_ != nullptr && joining_->waits()) go_in();
     while (outbox_.next(message, payload)) {
       switch (message.kind) {
         case MessageKind::newest:
@@ -112,6 +123,7 @@ class ServerConnection final : public MessageEnd {
 
   void gone(std::exception_ptr) noexcept override {
     if (std::exchange(joined_, false)) server_->leave(client_);
+    if (joining_ != nullptr) joining_->leave();
   }
   /// Ends the connection because the server stops, not because the worker leaves.
   void lose() noexcept {
@@ -140,10 +152,8 @@ class ServerConnection final : public MessageEnd {
         joining_->identify(rules_.model_bytes);
         server_->require_run(joining_->request().worker, joining_->request().run);
         server_->require_worker(joining_->request().worker);
-        if (!server_->wants_values() || joining_->request().layers.size() == 0)
-          return finish_join();
-        joining_->hold_values();
-        return outbox_.say({.kind = wanted});
+        joining_->enter(server_->entrance(), outbox_.transport());
+        return go_in();
       case values:
         if (joining_->add_values()) finish_join();
         return;
@@ -169,14 +179,10 @@ class ServerConnection final : public MessageEnd {
         add(message);
         return outbox_.say({.kind = pushed, .layer = message.layer, .number = message.number});
       case ask:
-        answers_.ask(l, {0, sizes_[l]});
-        return server_->ask(client_, l, {message.rounds});
       case ask_rest:
-        answers_.ask(l, {message.number, sizes_[l]});
-        return server_->ask(client_, l, {message.rounds, true});
       case ask_late:
-        answers_.ask(l, {0, message.number});
-        return server_->ask(client_, l, {message.rounds});
+        answers_.ask(l, part_asked(message, sizes_[l]));
+        return server_->ask(client_, l, {message.rounds, message.kind == ask_rest});
       case ask_last:
         return server_->ask(client_, l, {Ask::everything});
       case push_rest: {
@@ -220,21 +226,27 @@ class ServerConnection final : public MessageEnd {
                   finite_bytes_ == message.bytes || server_->all_finite(l, received_.data()));
   }
 
+  [[gnu::cold]] void go_in() {
+    MessageKind const next = joining_->next(server_->wants_values());
+    if (next == MessageKind::joined) return finish_join();
+    if (next == MessageKind::wanted) outbox_.say({.kind = next});
+    if (next == MessageKind::waits) outbox_.say_waits_for("a worker that gives first values", 0);
+  }
   [[gnu::cold]] void finish_join() {
     JoinRequest const& request = joining_->request();
     WorkerRules const rules = joining_->rules(rules_);
     for (LayerParameters const& layer : request.layers) sizes_.push_back(layer.bytes_of_values());
-    answers_.reset(sizes_, rules.adds, server_->workers());
-    received_.make(nullptr, answers_.values().size());
     late_ = rules.late != nullptr;
-    std::size_t const choice_bytes =
-        request.in_parts ? sizes_.size() * sizeof(double) : (sizes_.size() + 7) / 8;
-    outbox_.reset(request.worker, 4 * sizes_.size() + 16, late_ ? choice_bytes : 0);
+    outbox_.reset(request.worker, sizes_.size(), late_, request.in_parts);
     worker_ = request.worker;
     client_ = server_->join(worker_, {request.layers.data(), request.layers.size()},
                             request.digests, rules, outbox_);
+    joined_ = true;  // and its layers are as large as those of the others
     joining_ = nullptr;
-    joined_ = true;
+    or_no_memory(worker_, [&] {
+      answers_.reset(sizes_, rules.adds, server_->workers());
+      received_.make(nullptr, answers_.values().size());
+    });
     change_factor_ = server_->layers().record().change_factor(worker_);
     outbox_.say({.kind = MessageKind::joined,
                  .layer = static_cast<std::uint32_t>(server_->workers()),

@@ -62,6 +62,14 @@ class ParameterBlock {
     size_ = bytes;
   }
 
+  /// Host memory without initial values: the system gives it page by page, as it is written.
+  [[gnu::cold]] void make_unwritten(std::size_t bytes) {
+    release();
+    if (bytes != 0) data_ = static_cast<std::byte*>(aligned_memory(bytes).release());
+    memory_ = nullptr;
+    size_ = bytes;
+  }
+
   /// Moves the contents to another memory; neither is the host's own.
   [[gnu::cold]] [[gnu::noinline]] void move_to(ParameterMemory const* memory) {
     if (memory == memory_) return;

@@ -590,4 +590,128 @@ TEST_CASE("collective/RemoteLink: refuses late layers of which no gradients are 
   }
 }
 
+namespace {
+
+/// The server's end of the connection of a worker that has not joined yet.
+struct Newcomer {
+  struct Bell final : remote::Transport {
+    int rings = 0;
+    void wake() noexcept override { ++rings; }
+    void close() noexcept override {}
+  };
+  /// It says who it is. The model is one layer of `elements` zeros.
+  Newcomer(Server& server, int number, std::size_t elements = 1)
+      : bytes((elements * sizeof(double) + 63) / 64 * 64),
+        end(std::make_unique<remote::ServerConnection>(server.in_process, server.rules)) {
+    auto const model = model_of(elements);
+    sg::ByteWriter request;
+    remote::JoinRequest::write(request, number, model, rules());
+    end->carried_by(bell);
+    Wire::deliver(*end, {.kind = Kind::join, .bytes = request.size()},
+                  {request.data(), request.size()});
+  }
+  static std::vector<sg::detail::LayerParameters> model_of(std::size_t elements) {
+    std::vector<sg::detail::LayerParameters> model(1);
+    sg::List<sg::detail::ParameterDeclaration> declared;
+    declared.push_back(
+        {.name = "w", .type = sg::ElementType::f64, .size = elements, .initial = {}});
+    declared[0].initial.assign(elements * sizeof(double), std::byte{0});
+    model[0].adopt(std::move(declared), 0, 0);
+    return model;
+  }
+  static sg::detail::WorkerRules rules() {
+    sg::detail::WorkerRules rules;
+    rules.optimizer = sg::detail::optimizer_call<true>(sgd);
+    return rules;
+  }
+  /// The kinds of all that the server has to say.
+  std::vector<Kind> told() const {
+    std::vector<Kind> kinds;
+    Message message;
+    for (std::span<std::byte const> payload; end->next(message, payload);)
+      kinds.push_back(message.kind);
+    return kinds;
+  }
+  void give() const {
+    std::vector<std::byte> const zeros(bytes);
+    Wire::deliver(*end, {.kind = Kind::values, .bytes = bytes}, zeros);
+  }
+
+  std::size_t bytes;
+  Bell bell{};
+  std::unique_ptr<remote::ServerConnection> end;
+};
+using Kinds = std::vector<Kind>;
+
+}  // namespace
+
+TEST_CASE("collective/ServerConnection: one worker at a time is asked for first values",
+          "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Newcomer a(server, 0);
+  auto b = std::make_unique<Newcomer>(server, 1);
+  CHECK(a.told() == Kinds{Kind::wanted});
+  CHECK(b->told().empty());
+  SECTION("the others join when they are there") {
+    int const before = b->bell.rings;
+    a.give();
+    CHECK(a.told() == Kinds{Kind::joined});
+    CHECK(b->bell.rings > before);
+    CHECK(b->told() == Kinds{Kind::joined});
+  }
+  SECTION("the next one is asked when the first has gone") {
+    int const before = b->bell.rings;
+    a.end = nullptr;
+    CHECK(b->bell.rings > before);
+    CHECK(b->told() == Kinds{Kind::wanted});
+    b->give();
+    CHECK(b->told() == Kinds{Kind::joined});
+  }
+  SECTION("one that waits may go") {
+    b = nullptr;
+    a.give();
+    CHECK(a.told() == Kinds{Kind::joined});
+  }
+  SECTION("one that is not asked may not give any") {
+    CHECK_THROWS_WITH(b->give(), Catch::Contains("not allowed at this point"));
+  }
+  SECTION("no more wait than the server has workers") {
+    CHECK_THROWS_WITH(Newcomer(server, 1), Catch::Contains("2 workers") && Catch::Contains("; "));
+    b = nullptr;
+    Newcomer const other(server, 1);
+    CHECK(other.told().empty());
+  }
+  SECTION("a worker in the server's process joins meanwhile") {
+    auto const model = Newcomer::model_of(1);
+    sg::List<std::uint64_t> digests;
+    digests.push_back(remote::values_digest(model[0].values()));
+    Told here;
+    static_cast<void>(server.in_process->join(1, model, digests, Newcomer::rules(), here));
+    CHECK_THROWS_WITH(b->told(), Catch::Contains("trains already"));
+    a.give();
+    CHECK(a.told() == Kinds{Kind::joined});
+  }
+}
+
+TEST_CASE("collective/ServerConnection: one that waits hears of first values that come",
+          "[collective]") {
+  Server server(OnFailure::fail_fast);
+  server.rules.model_bytes = 1U << 26U;
+  std::size_t const elements = 1U << 20U;  // 8 MiB
+  Newcomer const a(server, 0, elements);
+  Newcomer const b(server, 1, elements);
+  Message const values{.kind = Kind::values, .bytes = a.bytes};
+  CHECK(a.end->payload_buffer(values).size() == a.bytes);
+  std::size_t heard = 0;
+  constexpr std::size_t piece = 1U << 18U;
+  for (std::size_t at = 0; at < a.bytes; at += piece) {
+    a.end->part_received(values, {at, at + piece});
+    for (Kind const kind : b.told()) {
+      CHECK(kind == Kind::waits);
+      ++heard;
+    }
+  }
+  CHECK(heard == 2);  // once in 4 MiB
+}
+
 }  // namespace remote_link_test

@@ -196,11 +196,7 @@ class Ledger final : public Watch {
   }
   void arrived(Line const& line) override {
     Owed& own = owed(line.worker());
-    if (own.line == nullptr && line.joined()) {
-      own.line = &line;
-      double& came_s = came_[static_cast<std::size_t>(line.worker())];
-      came_s = std::min(came_s, time_.now_s());
-    }
+    note_joined(line);
     follow();
     if (std::exchange(own.begins, false)) begin(line.worker());  // it was not refused
     if (std::exchange(own.resumes, false)) resume(line.worker());
@@ -210,8 +206,10 @@ class Ledger final : public Watch {
     remember(line, " from the server: ", parcel);
     int const n = line.worker();
     Owed& own = owed(n);
-    if (own.line != &line) return;
     Message const& message = parcel.message;
+    // It may have waited for the first values of another one.
+    if (message.kind == Kind::joined) note_joined(line);
+    if (own.line != &line) return;
     if (message.kind == Kind::pushed) --own.acknowledgements;
     if (message.kind == Kind::lost) own.lost = false;
     if (message.kind == Kind::choice && own.active) choose(n, parcel);
@@ -256,6 +254,13 @@ class Ledger final : public Watch {
     std::vector<std::uint32_t> failures;
   };
   [[nodiscard]] Owed& owed(int n) { return owed_[static_cast<std::size_t>(n)]; }
+  void note_joined(Line const& line) {
+    Owed& own = owed(line.worker());
+    if (own.line != nullptr || !line.joined()) return;
+    own.line = &line;
+    double& came_s = came_[static_cast<std::size_t>(line.worker())];
+    came_s = std::min(came_s, time_.now_s());
+  }
 
   void follow() {
     if (server_ == nullptr || server_->wants_values()) return;
@@ -415,6 +420,14 @@ class Ledger final : public Watch {
   [[nodiscard]] bool counts(int n, Tally const& tally) const {
     return rules_.adds != Adds::on_arrival || !tally.all_ended(n);
   }
+  /// @return whether the weights of an answer contain the rounds that were asked for
+  bool has_rounds(int n, Message const& message, bool urgent) {
+    Tally const& tally = tallies_[message.layer];
+    if (!counts(n, tally) || tally.ready(n, message.rounds, urgent)) return true;
+    wrong(text("worker ", n, " gets weights of layer ", message.layer, " with fewer than the ",
+               message.rounds, " rounds that it needs"));
+    return false;
+  }
   /// The values of the answer that follows are those of this moment.
   void contents(int n, Parcel const& parcel) {
     Message const& message = parcel.message;
@@ -429,6 +442,7 @@ class Ledger final : public Watch {
     if (counts(n, tally) && *std::min_element(pushed.begin(), pushed.end()) < message.rounds)
       wrong(text("worker ", n, " gets weights with ", words(pushed),
                  " pushes of each worker, and needs ", message.rounds));
+    static_cast<void>(has_rounds(n, message, false));  // the weights of the answer are taken now
     owed(n).told = tally.answer(n, message.rounds, false);
     owed(n).tells = true;
   }
@@ -445,9 +459,7 @@ class Ledger final : public Watch {
     if (std::exchange(owed(n).tells, false) == (exact || last))
       wrong(text("worker ", n, exact || last ? " is" : " is not", " told what layer ", l,
                  " contains"));
-    if (!last && counts(n, tally) && !tally.ready(n, message.rounds, urgent))
-      return wrong(text("worker ", n, " gets weights of layer ", l, " with fewer than the ",
-                        message.rounds, " rounds that it needs"));
+    if (exact && !last && !has_rounds(n, message, urgent)) return;
     Values const& all = exact || last ? tally.answer(n, message.rounds, last) : owed(n).told;
     std::size_t const first = part.first / sizeof(double);
     std::size_t const end = std::min(part.last / sizeof(double), elements_[l]);

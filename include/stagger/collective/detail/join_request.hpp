@@ -53,7 +53,7 @@ struct JoinRequest {
   FixedArray<LayerParameters> layers;  ///< without values
   List<std::uint64_t> digests;         ///< [layers]
 
-  static constexpr std::size_t most_layers = 1U << 20U;
+  static constexpr std::size_t most_layers = 1U << 16U;
   static constexpr std::size_t longest_name = 4096;
 
   static void write(ByteWriter& out, int worker, std::span<LayerParameters const> layers,

@@ -5,16 +5,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
+#include <utility>
 
+#include <stagger/collective/detail/entrance.hpp>
 #include <stagger/collective/detail/join_request.hpp>
 #include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/collective/handshake.hpp>
 #include <stagger/collective/messages.hpp>
-#include <stagger/core/list.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
 #include <stagger/parameters/parameter_link.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::collective::detail {
 
@@ -44,45 +48,92 @@ template <class O, class S>
       .optimizer = of(kept->optimizer), .kept = kept, .late = late, .late_policy = &kept->model};
 }
 
+/// The result of `allocate`, which makes memory for a worker in another process.
+/// @throws Error  bad_data where there is not as much
+template <class Allocate> [[gnu::cold]] decltype(auto) or_no_memory(int worker, Allocate allocate) {
+  try {
+    return allocate();
+  } catch (std::bad_alloc const&) {
+    raise(Errc::bad_data, "the parameter server has no memory for the layers of worker ", worker,
+          "; check how large its model is, or run the server where there is more memory");
+  }
+}
+
 /// Receives a worker's request to join, then the first values of its layers if the server wants
-/// them.
+/// them. Memory for values is allocated when they come, so that a request alone costs none.
 class JoiningWorker {
  public:
+  JoiningWorker() = default;
+  JoiningWorker(JoiningWorker const&) = delete;
+  JoiningWorker& operator=(JoiningWorker const&) = delete;
+  ~JoiningWorker() { leave(); }
+
   /// Whether the request has been read; only first values may still be missing.
   [[nodiscard]] bool identified() const noexcept { return identified_; }
+  /// Whether it has been asked for first values.
+  [[nodiscard]] bool gives() const noexcept { return gives_; }
+  /// Whether it waits until it can join, or is asked for them.
+  [[nodiscard]] bool waits() const noexcept { return entrance_ != nullptr && !gives_; }
   [[nodiscard]] JoinRequest const& request() const noexcept { return request_; }
 
   /// Where the payload of a message goes.
   /// @throws Error  bad_data for a message that does not belong here in this phase
   [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message) {
-    if (message.kind != (identified_ ? MessageKind::values : MessageKind::join))
+    if (message.kind != (gives_ ? MessageKind::values : MessageKind::join) || gives_ != identified_)
       refuse_message(message, "is not allowed at this point of the protocol");
-    if (identified_) {
+    if (gives_) {
       if (message.layer != layers_here_ ||
           message.bytes != request_.layers[layers_here_].bytes_of_values())
         refuse_message(message, "does not contain the first values of the next layer");
-      return request_.layers[layers_here_].values();
+      LayerParameters& layer = request_.layers[layers_here_];
+      return or_no_memory(request_.worker, [&] {
+        return layer.exchange(0, [&](stagger::detail::ParameterBlock& values) {
+          values.make_unwritten(message.bytes);
+          return values.span();
+        });
+      });
     }
     if (message.bytes > most_request) refuse_message(message, "is too long");
-    bytes_.resize(message.bytes);
-    return {bytes_.data(), bytes_.size()};
+    bytes_.make_unwritten(message.bytes);
+    return bytes_.span();
   }
 
   /// The request has arrived.
   /// @param most_bytes  most bytes that the values of all layers may have
   /// @throws Error      bad_data for a request that no worker sends, or a model that is larger
   void identify(std::uint64_t most_bytes) {
-    request_.read({bytes_.data(), bytes_.size()}, most_bytes);
+    request_.read(bytes_.span(), most_bytes);
     bytes_ = {};
     identified_ = true;
   }
-  /// Makes memory for first values.
-  void hold_values() {
-    for (LayerParameters& layer : request_.layers) layer.hold();
+  /// It has identified itself, and its turn to join comes.
+  /// @param transport  of its connection
+  /// @throws Error     as Entrance::enter
+  void enter(Entrance& entrance, Transport& transport) {
+    entrance.enter(transport);
+    entrance_ = &entrance;
+    transport_ = &transport;
+  }
+  void leave() noexcept {
+    if (auto* const left = std::exchange(entrance_, nullptr)) left->leave(*transport_);
+  }
+  /// What comes next. @param wanted  whether the server has no values yet
+  /// @return joined: it can join; wanted: its first values are; waits: it is told that it waits; or
+  ///         no kind
+  [[nodiscard]] MessageKind next(bool wanted) {
+    if (!wanted || request_.layers.size() == 0) return MessageKind::joined;
+    gives_ = entrance_->is_first(*transport_);
+    if (gives_) return MessageKind::wanted;
+    bool const news = std::exchange(news_, entrance_->news()) != entrance_->news();
+    return news ? MessageKind::waits : MessageKind{};
   }
   /// Notes that the first values of one more layer have arrived.
   /// @return whether those of all layers have
-  [[nodiscard]] bool add_values() noexcept { return ++layers_here_ == request_.layers.size(); }
+  [[nodiscard]] bool add_values() noexcept {
+    // If the transport did not say so part by part.
+    entrance_->come(request_.layers[layers_here_].bytes_of_values());
+    return ++layers_here_ == request_.layers.size();
+  }
 
   /// @throws Error  mismatch if the server takes steps with another optimizer than the worker's, or
   ///                chooses late layers by another staleness model
@@ -116,8 +167,12 @@ class JoiningWorker {
   static constexpr std::size_t most_request = std::size_t{1} << 22U;  // bytes
 
   bool identified_ = false;
-  std::size_t layers_here_ = 0;  // whose first values have arrived
-  List<std::byte> bytes_;        // the request, until it has been read
+  bool gives_ = false;
+  Entrance* entrance_ = nullptr;  // null: it is not there
+  Transport* transport_ = nullptr;
+  std::uint64_t news_ = 0;                 // of first values, which it was told
+  std::size_t layers_here_ = 0;            // whose first values have arrived
+  stagger::detail::ParameterBlock bytes_;  // the request, until it has been read
   JoinRequest request_;
 };
 

@@ -17,6 +17,7 @@
 
 #include <stagger/collective/detail/clients.hpp>
 #include <stagger/collective/detail/durable_folder.hpp>
+#include <stagger/collective/detail/entrance.hpp>
 #include <stagger/collective/detail/late_answers.hpp>
 #include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/collective/detail/server_layers.hpp>
@@ -67,10 +68,28 @@ using stagger::detail::ParameterListener;
 
 /// What a server has, and how it ends streams.
 class ServerStreams {
+ public:
+  [[nodiscard]] Entrance& entrance() noexcept { return entrance_; }
+
  protected:
   ServerStreams(ServerOptions const& options, int processes)
-      : options_(possible(options)), clients_(options.workers, processes), layers_(options) {}
+      : options_(possible(options)),
+        clients_(options.workers, processes),
+        entrance_(clients_.size()),
+        layers_(options) {}
   ~ServerStreams() = default;
+
+  /// A client has joined; those who wait to join can do so, too.
+  [[gnu::cold]] void take_in(int client, std::size_t layers, WorkerRules const& rules,
+                             ParameterListener& listener) {
+    Client& own = clients_[client];
+    own.asks.assign(layers, Ask{});
+    own.processes = rules.processes;
+    own.timed = rules.clock != nullptr;
+    own.came = true;
+    own.listener = &listener;
+    entrance_.wake();
+  }
 
   [[gnu::cold]] void make_late(WorkerRules const& rules, std::span<LayerParameters const> layers) {
     if (rules.late != nullptr)
@@ -171,6 +190,7 @@ class ServerStreams {
 
   ServerOptions options_;
   Clients clients_;
+  Entrance entrance_;
   std::mutex joining_;
   std::unique_ptr<LateAnswers> late_;   // null: the model has no late layers
   std::atomic<bool> returning_{false};  // whether a worker waits to come back
@@ -206,13 +226,11 @@ class ServerInProcess : private ServerStreams {
       if (late_ != nullptr && clients_.any_awaited()) fail(unknown_worker);  // see lose()
     }
     layers_.reserve(rules.ahead);
-    clients_[client].asks.assign(layers.size(), Ask{});
-    clients_[client].processes = rules.processes;
-    clients_[client].timed = rules.clock != nullptr;
-    clients_[client].came = true;
-    clients_[client].listener = &listener;
+    take_in(client, layers.size(), rules, listener);
     return client;
   }
+  /// Where workers of other processes wait until they can join.
+  using ServerStreams::entrance;
   /// Whether no worker has joined yet, so that first values are wanted.
   [[nodiscard]] bool wants_values() {
     std::lock_guard const lock(joining_);

@@ -34,14 +34,16 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   /// @param count  how many messages there is room for
   explicit WorkerOutbox(std::size_t count) { queue_.reset(count); }
   /// Prepares for a worker that is about to join.
-  /// @param choice_bytes  size of a message about late layers
-  void reset(int worker, std::size_t count, std::size_t choice_bytes) {
+  /// @param late      whether layers may be late
+  /// @param in_parts  whether the server is one of several
+  void reset(int worker, std::size_t layers, bool late, bool in_parts) {
     worker_ = worker;
-    queue_.reset(count);
-    choice_.resize(choice_bytes);
+    queue_.reset(4 * layers + 16);
+    if (late) choice_.resize(in_parts ? layers * sizeof(double) : (layers + 7) / 8);
   }
   /// Sets the transport; called once, before anything else.
   void carried_by(Transport& transport) noexcept { transport_ = &transport; }
+  [[nodiscard]] Transport& transport() const noexcept { return *transport_; }
 
   void say(Message const& message) noexcept {
     std::lock_guard const lock(mutex_);

@@ -58,9 +58,8 @@ struct Accepted {
   /// long the first values of a worker take depends on the model: it joins for as long as they
   /// come.
   void tick() noexcept {
-    bool const known = worker.identified();
-    known && !worker.joined() ? stream->tick(service.late) : stream->tick();
-    if (++age > service.handshake && !known) stream->end(nullptr);
+    worker.gives() ? stream->tick(service.late) : stream->tick();
+    if (++age > service.handshake && !worker.identified()) stream->end(nullptr);
   }
 
   Service const& service;

@@ -147,6 +147,7 @@ class Connections {
       woken.store(true);
       all.something_.notify_one();
     }
+    [[nodiscard]] std::uint64_t moved() const noexcept override { return messages.load(); }
     void close() noexcept override { all.close(*this); }
 
     Connections& all;
@@ -156,6 +157,7 @@ class Connections {
     bool serves = false;   // the end is the server's
     Packing packing;
     std::atomic<bool> woken{true};
+    std::atomic<std::uint64_t> messages{0};  // that have come
   };
   /// A worker of another process.
   struct Served {
@@ -217,7 +219,7 @@ class Connections {
       add(*connection);
     }
     try {
-      for (;; message = in.take<Message>()) {
+      for (++connection->messages;; message = in.take<Message>()) {
         std::span<std::byte> const buffer = connection->end->payload_buffer(message);
         if (buffer.size() > in.left()) refuse_message(message, "is shorter than its header says");
         in.take(buffer.data(), buffer.size());
