@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -66,7 +67,7 @@ class ByteReader {
 
 /// The serialization of a type. It is defined for
 ///  - trivially copyable types without pointers: as they lie in memory
-///  - `Tensor` and `std::vector` of such
+///  - `Tensor` of such; `std::vector` and `std::optional` of any that are known
 ///  - types with a member `fields()`, const and not, which returns a `std::tie` of others that are
 ///    known: `auto fields() { return std::tie(values, mask); }`
 ///
@@ -91,8 +92,67 @@ concept Flat = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> &&
 /// Whether `Traits` is defined for all fields of a tie.
 template <template <class> class Traits, class Tie> struct Fields;
 template <template <class> class Traits, class... T> struct Fields<Traits, std::tuple<T&...>> {
-  static constexpr bool exist = (Traits<std::remove_const_t<T>>::exists && ...);
+  static constexpr bool exist =
+      ((Traits<std::remove_const_t<T>>::exists && !std::is_const_v<T>) && ...);
 };
+
+/// The compiler error for a member that `fields()` names and that cannot be sent. Nothing here is
+/// instantiated for a correct type.
+/// @tparam Index  of the member in the tie, from 0
+template <template <class> class Traits, class Type, std::size_t Index, class Member>
+struct FieldCannotBeSent {
+  static constexpr bool points = std::is_pointer_v<Member> || requires(Member& member) {
+    *member;
+    member.get();
+  };
+  static constexpr bool received = !std::is_const_v<Member>;
+  static_assert(!points,
+                "stagger: fields() names a member that points to something, which a message cannot "
+                "take along: the member's index and type are the last two arguments of "
+                "FieldCannotBeSent; name what it points to, or leave it out");
+  static_assert(points || received,
+                "stagger: fields() names a const member, which cannot be received: its index and "
+                "type are the last two arguments of FieldCannotBeSent; a type that is sent has "
+                "both 'auto fields()' and 'auto fields() const'");
+  static_assert(points || !received,
+                "stagger: fields() names a member that cannot be sent: its index and type are the "
+                "last two arguments of FieldCannotBeSent; give that type a fields() of tensors, "
+                "vectors and numbers, specialise stagger::Portable or cuda::Wire for it, or leave "
+                "the member out");
+};
+/// The same for `fields()` as a whole.
+template <class Type> struct FieldsCannotBeSent {
+  static constexpr bool both = requires(Type const& value) { value.fields(); };
+  static_assert(both,
+                "stagger: a type that is sent has both 'auto fields()' and 'auto fields() const', "
+                "each with std::tie of the same members; this one has only the first");
+  static_assert(!both,
+                "stagger: fields() must return a std::tie of members: 'auto fields() { return "
+                "std::tie(values, mask); }'");
+};
+
+template <template <class> class Traits, class Type, class... Member, std::size_t... Index>
+constexpr void require_members(std::tuple<Member&...>*, std::index_sequence<Index...>) {
+  constexpr auto require = []<class M, std::size_t I>() {
+    if constexpr (!Traits<std::remove_const_t<M>>::exists || std::is_const_v<M>)
+      static_cast<void>(FieldCannotBeSent<Traits, Type, I, M>{});
+  };
+  (require.template operator()<Member, Index>(), ...);
+}
+/// Says what is wrong with `fields()` of a type for which `Traits` is not defined.
+template <template <class> class Traits, class T> constexpr bool require_fields() {
+  if constexpr (Traits<T>::exists || !requires(T& value) { value.fields(); }) {
+    return true;
+  } else {
+    using Tie = decltype(std::declval<T&>().fields());
+    if constexpr (HasFields<T> && requires { Fields<Traits, Tie>::exist; })
+      require_members<Traits, T>(static_cast<Tie*>(nullptr),
+                                 std::make_index_sequence<std::tuple_size_v<Tie>>());
+    else
+      static_cast<void>(FieldsCannotBeSent<T>{});
+    return false;
+  }
+}
 
 /// Calls `call(Traits<type of the field>(), field)` for each field of a value.
 template <template <class> class Traits, class T, class Call> void each_field(T& value, Call call) {
@@ -138,6 +198,22 @@ struct Portable<std::vector<U>> {
       in.take(value.data(), value.size() * sizeof(U));
     else
       for (U& element : value) Portable<U>::read(in, element);
+  }
+};
+
+/// A std::optional that is not copied as it lies in memory: whether there is a value, and the value.
+template <class U>
+  requires(Portable<U>::exists && !detail::Flat<std::optional<U>>)
+struct Portable<std::optional<U>> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, std::optional<U> const& value) {
+    out.add(value.has_value());
+    if (value) Portable<U>::write(out, *value);
+  }
+  static void read(ByteReader& in, std::optional<U>& value) {
+    if (!in.take<bool>()) return value.reset();
+    if (!value) value.emplace();
+    Portable<U>::read(in, *value);
   }
 };
 

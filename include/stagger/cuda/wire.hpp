@@ -4,6 +4,7 @@
 ///         belongs to them.
 
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 #include <stagger/core/list.hpp>
@@ -18,6 +19,7 @@ namespace stagger::cuda {
 ///  - `cuda::Tensor`
 ///  - trivially copyable types without pointers, which stay on the host: they are copied as they
 ///    are once the stage that makes them has been called
+///  - `std::optional` of types it knows
 ///  - types with a member `fields()`, const and not, that returns a `std::tie` of types it knows:
 ///    `auto fields() { return std::tie(values, mask); }`
 ///
@@ -49,6 +51,24 @@ template <stagger::detail::Flat T> struct Wire<T> : Portable<T> {
   template <class Visit> static void blocks(T&, Visit&) {}
 };
 
+template <class U>
+  requires(Wire<U>::exists && !stagger::detail::Flat<std::optional<U>>)
+struct Wire<std::optional<U>> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, std::optional<U> const& value) {
+    out.add(value.has_value());
+    if (value) Wire<U>::write(out, *value);
+  }
+  static void read(ByteReader& in, std::optional<U>& value) {
+    if (!in.take<bool>()) return value.reset();
+    if (!value) value.emplace();
+    Wire<U>::read(in, *value);
+  }
+  template <class Visit> static void blocks(std::optional<U>& value, Visit& visit) {
+    if (value) Wire<U>::blocks(*value, visit);
+  }
+};
+
 template <stagger::detail::HasFields T>
   requires stagger::detail::Fields<Wire, decltype(std::declval<T&>().fields())>::exist
 struct Wire<T> {
@@ -78,6 +98,7 @@ struct WireType {
 };
 
 template <class T> constexpr WireType make_wire_type() {
+  static_cast<void>(stagger::detail::require_fields<Wire, T>());
   WireType wire;
   wire.type = &stagger::detail::slot_type<T>;
   if constexpr (Wire<T>::exists) {

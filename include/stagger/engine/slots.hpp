@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -33,14 +34,19 @@ struct LayerOps;
 /// Whether all objects of a type have the same number of bytes in messages.
 template <class T> inline constexpr bool fixed_payload = std::is_trivially_copyable_v<T>;
 
-/// Size of a value in messages, in bytes: the elements of tensors and vectors, and of all fields of
-/// types with `fields()`; for other types, the memory that they hold.
+template <class T> inline constexpr bool is_optional = false;
+template <class T> inline constexpr bool is_optional<std::optional<T>> = true;
+
+/// Size of a value in messages, in bytes: the elements of tensors and vectors, what a std::optional
+/// has, and all fields of types with `fields()`; for other types, the memory that they hold.
 template <class T> [[nodiscard]] std::uint64_t payload_bytes(T const& value) {
   if constexpr (fixed_payload<T>)
     return sizeof(T);
   else if constexpr (requires { value.fields(); })
     return std::apply([](auto const&... field) { return (payload_bytes(field) + ... + 0); },
                       value.fields());
+  else if constexpr (is_optional<T>)
+    return value ? payload_bytes(*value) : 0;
   else if constexpr (requires { value.size() * sizeof(*value.data()); })
     return value.size() * sizeof(*value.data());
   else

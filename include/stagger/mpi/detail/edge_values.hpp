@@ -42,6 +42,7 @@ struct PortType {
 };
 
 template <class T> constexpr PortType make_port_type() {
+  static_cast<void>(stagger::detail::require_fields<Portable, T>());
   PortType port;
   port.type = &slot_type<T>;
   if constexpr (Portable<T>::exists) {
