@@ -12,6 +12,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/split_ops.hpp>
+#include <stagger/engine/detail/value_digest.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
@@ -90,25 +91,35 @@ template <class L> struct LayerFunctions {
   static List<ParameterDeclaration> adopt(void* layer, int number) {
     return adopt_parameters(*static_cast<L*>(layer), number);
   }
-  static void forward(void* layer, Context& context, void const* x, void* y, void* saved) {
-    static_cast<L*>(layer)->forward(context, *static_cast<X const*>(x), *static_cast<Y*>(y),
-                                    *static_cast<S*>(saved));
+  static void forward(void* layer, Context& context, void const* input, void* output, void* saved) {
+    X const& x = *static_cast<X const*>(input);
+    Y& y = *static_cast<Y*>(output);
+    static_cast<L*>(layer)->forward(context, x, y, *static_cast<S*>(saved));
+    check_output(context, x, y);
   }
-  static void backward(void* layer, Context& context, void const* x, void const* dy, void* dx,
-                       void* saved) {
-    static_cast<L*>(layer)->backward(context, *static_cast<X const*>(x), *static_cast<Y const*>(dy),
-                                     *static_cast<X*>(dx), *static_cast<S*>(saved));
+  static void backward(void* layer, Context& context, void const* input, void const* dy,
+                       void* gradient, void* saved) {
+    X const& x = *static_cast<X const*>(input);
+    X& dx = *static_cast<X*>(gradient);
+    static_cast<L*>(layer)->backward(context, x, *static_cast<Y const*>(dy), dx,
+                                     *static_cast<S*>(saved));
+    check_input_gradient(context, x, dx);
   }
-  static void backward_input(void* layer, Context& context, void const* x, void const* dy, void* dx,
-                             void* saved) {
-    static_cast<L*>(layer)->backward_input(context, *static_cast<X const*>(x),
-                                           *static_cast<Y const*>(dy), *static_cast<X*>(dx),
+  static void backward_input(void* layer, Context& context, void const* input, void const* dy,
+                             void* gradient, void* saved) {
+    X const& x = *static_cast<X const*>(input);
+    X& dx = *static_cast<X*>(gradient);
+    static_cast<L*>(layer)->backward_input(context, x, *static_cast<Y const*>(dy), dx,
                                            *static_cast<S*>(saved));
+    check_input_gradient(context, x, dx);
   }
   static void backward_weight(void* layer, Context& context, void const* x, void const* dy,
                               void* saved) {
     static_cast<L*>(layer)->backward_weight(context, *static_cast<X const*>(x),
                                             *static_cast<Y const*>(dy), *static_cast<S*>(saved));
+  }
+  static std::uint64_t output_digest(void const* y) {
+    return value_digest(*static_cast<Y const*>(y), empty_digest);
   }
 };
 
@@ -130,6 +141,7 @@ template <class L> constexpr LayerOps make_layer_ops() {
   if constexpr (HasBackwardWeight<L>) ops.backward_weight = &Functions::backward_weight;
   if constexpr (SplittableLayer<L> || ElementWiseLayer<L> || DividedLayer<L>)
     ops.split = &split_ops<L>;
+  if constexpr (has_digest<typename L::Output>) ops.digest = &Functions::output_digest;
   return ops;
 }
 

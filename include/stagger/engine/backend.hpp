@@ -195,11 +195,14 @@ template <class B> Progress go_on(B& backend, RankState& rank) noexcept {
 [[gnu::always_inline]] inline void carry_out(Machine& machine, RankState& rank,
                                              Instruction const& in, Clock clock = {}) {
   if (!computes(in.op)) [[unlikely]]
-    machine.execute_end(rank, in, clock);
-  else if (rank.watched)
-    run_watched(machine, rank, in, clock);
-  else
-    run_compute(rank, in);
+    return machine.execute_end(rank, in, clock);
+  try {
+    rank.watched ? run_watched(machine, rank, in, clock) : run_compute(rank, in);
+  } catch (...) {
+    rank.thrown = std::current_exception();
+    rank.thrown_in = &in;
+    throw;
+  }
 }
 
 /// What each rank that has not finished waits for.

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   A layer with its type erased: an object and functions; its forward and backward.
 
+#include <cstdint>
 #include <utility>
 
 #include <stagger/core/list.hpp>
@@ -29,6 +30,7 @@ struct LayerOps {
   void (*backward_input)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
   void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
   SplitOps const* split;  // how members of a group share it; null: it cannot be shared
+  std::uint64_t (*digest)(void const* y);  // of the bytes of an output; null: they are not known
 };
 
 class Layer {

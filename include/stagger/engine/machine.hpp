@@ -158,6 +158,7 @@ class Machine : public StepStatus {
   /// of the last step
   [[gnu::cold]] void end_step() {
     if (failed()) {
+      run.find_failure(failure());
       if (model.memory == nullptr) undo();
       if (exchange_ != nullptr) exchange_->end_step(*this, failure());
       rethrow();

@@ -139,6 +139,11 @@ template <class Device>
     raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
           " s would end every step; use a positive time");
   require_clip_norm(options);
+  if (options.check_recompute && Device::traits.parameter_memory)
+    raise(
+        Errc::bad_configuration,
+        "Options::check_recompute compares outputs in the memory of the host, but this device has "
+        "memory of its own; leave it out, or check the stages on host::Threads");
   if (setup.groups.ops != nullptr && (setup.groups.members != 1 || setup.groups.each_pass)) {
     if constexpr (!Device::traits.shares_layers)
       raise(Errc::bad_configuration, "this device cannot run groups of ", setup.groups.members,

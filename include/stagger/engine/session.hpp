@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -133,6 +134,7 @@ template <class M> struct MachineFacts {
   /// @param sums   whether of the reducers instead of the ranks that compute
   static schedule::Timeline timeline(M& machine, int ranks, bool sums);
   static std::vector<int> peak_in_flight(M& machine, int ranks);
+  static std::string failed_at(M& machine);
 };
 #ifdef STAGGER_SEPARATE_COMPILATION
 extern template struct MachineFacts<Machine>;

@@ -222,6 +222,10 @@ template <bool changes, class P, bool words = true>
                      UpdateStep const& step) noexcept {
       parameters.change(*static_cast<P const*>(erased), step);
     };
+  if constexpr (requires { policy.check(); }) {
+    policy.check();
+    call.check = [](void const* erased) { static_cast<P const*>(erased)->check(); };
+  }
   call.digest = [](void const* erased) noexcept {
     return policy_digest(*static_cast<P const*>(erased));
   };

@@ -27,7 +27,20 @@ namespace detail {
   raise(Errc::bad_configuration, "layer ", layer, " uses the parameter '", name, "' of layer ",
         owner, "; give each layer a Parameter of its own");
 }
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_values(std::string const& name,
+                                                                       ElementType type) {
+  bool const single = type == ElementType::f32;
+  char const* const own = single ? "float" : "double";
+  raise(Errc::mismatch, "the parameter '", name, "' has values of type ", own, ", not ",
+        single ? "double" : "float", "; call values<", own, ">()");
+}
 }  // namespace detail
+
+template <ParameterElement T> std::span<T> ParameterState::values() const {
+  if (type != element_type_of<T>) [[unlikely]]
+    detail::refuse_values(name, type);
+  return {reinterpret_cast<T*>(value.data()), value.size() / sizeof(T)};
+}
 
 /// Scratch memory. After the largest demand between two calls of `reset` it allocates no more:
 /// everything then comes from one block.
@@ -139,8 +152,16 @@ class Context {
     return layer_offsets_ == nullptr ? 0 : layer_offsets_[layer_].first_column;
   }
 
-  /// False during evaluation: dropout and the like must be off.
+  /// False during evaluation and prediction: dropout and the like must be off.
   [[nodiscard]] bool training() const noexcept { return training_; }
+
+  /// Whether this forward repeats that of the same microbatch (activation recomputation). It must
+  /// give the same bits, so whatever a stage keeps itself, such as a running mean, must have been
+  /// changed in the first forward alone.
+  [[nodiscard]] bool recomputes() const noexcept { return recomputes_; }
+
+  /// Whether a Profiler runs the layer only to measure it; no parameter changes then.
+  [[nodiscard]] bool profiles() const noexcept { return profiles_; }
 
   /// Seed for this action's randomness. It depends only on the seed of the run, the step, the
   /// microbatch's number in the minibatch and the layer, so the numbers are the same with
@@ -155,13 +176,19 @@ class Context {
   /// For engines: starts a step.
   /// @param step       optimizer steps taken before this one
   /// @param minibatch  in a stream: microbatches of a minibatch; 0: all belong to one minibatch
-  void begin_step(std::int64_t step, std::uint64_t seed, bool training,
-                  int minibatch = 0) noexcept {
+  /// @param profiles   whether layers are only measured
+  void begin_step(std::int64_t step, std::uint64_t seed, bool training, int minibatch = 0,
+                  bool profiles = false) noexcept {
     step_ = step;
     minibatch_ = minibatch;
     seed_ = seed;
     training_ = training;
+    recomputes_ = false;
+    profiles_ = profiles;
   }
+
+  /// For engines: whether the forwards that follow repeat earlier ones.
+  void set_recomputes(bool recomputes) noexcept { recomputes_ = recomputes; }
 
   /// For engines: starts an action on a layer (counted from the model's input) for a microbatch.
   void begin_action(ParameterView const* parameters, int layer, int microbatch) noexcept {
@@ -203,6 +230,8 @@ class Context {
   std::uint64_t seed_ = 0;
   int layer_ = 0;
   bool training_ = true;
+  bool recomputes_ = false;
+  bool profiles_ = false;
   int microbatch_ = 0;  // not beside layer_: g++ would join the two stores through vector registers
   int minibatch_ = 0;   // in a stream: microbatches of a minibatch
   Arena arena_;

@@ -18,6 +18,7 @@
 /// | `update(view, gradient_scale, step)` | for each parameter, or part of one, once its gradient is complete | writes `next`, and the state |
 /// | `change(view, gradient_scale, step)` | likewise, of workers that push changes; optional | writes to `next` what `update` would add to `value`; without it, the engine subtracts |
 /// | `fields()` | where processes or workers compare its numbers; optional | `std::tie` of all of them; processes need it unless all members are double, or all are float |
+/// | `check()` | in `with`, and when a step is asked for; optional | throws for numbers that cannot train |
 /// | `enqueues` | compiling `with`; optional | true: `update` enqueues a kernel, as that of cuda::Enqueued |
 ///
 /// Gradients are multiplied by `gradient_scale` (clipping) before use; `step` counts from 1. A
@@ -51,6 +52,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/math.hpp>
 #include <stagger/model/parameter.hpp>
 
@@ -85,6 +87,18 @@ namespace detail {
 template <class O>
 inline constexpr bool updates_by_kernel =
     requires { requires std::bool_constant<O::enqueues>::value; };
+
+/// @throws Error  bad_configuration for a rate below 0, or a decay outside of [0, 1)
+[[gnu::cold]] inline void require_rate(double rate) {
+  if (!(rate >= 0))
+    raise(Errc::bad_configuration, "a learning rate of ", rate,
+          " cannot train; use a rate of 0 or more");
+}
+[[gnu::cold]] inline void require_decay(char const* name, double decay) {
+  if (!(decay >= 0 && decay < 1))
+    raise(Errc::bad_configuration, "an optimizer with ", name, " = ", decay,
+          " cannot train; use at least 0 and less than 1");
+}
 }  // namespace detail
 
 namespace optimizer {
@@ -99,6 +113,12 @@ struct Sgd {
   double rate = 1e-2;       ///< per step
   double momentum = 0;      ///< 0 <= momentum < 1
   double weight_decay = 0;  ///< added to the gradient as weight_decay * value
+
+  /// @throws Error  bad_configuration for a rate or momentum that cannot train
+  void check() const {
+    detail::require_rate(rate);
+    detail::require_decay("momentum", momentum);
+  }
 
   template <class T>
   void update(OptimizerView<T> const& v, double gradient_scale, std::int64_t) const noexcept {
@@ -137,6 +157,13 @@ struct AdamW {
   double beta2 = 0.999;        ///< decay of the second moment
   double epsilon = 1e-8;       ///< added to the root of the second moment
   double weight_decay = 0.01;  ///< value -= rate * weight_decay * value
+
+  /// @throws Error  bad_configuration for a rate or a decay of moments that cannot train
+  void check() const {
+    detail::require_rate(rate);
+    detail::require_decay("beta1", beta1);
+    detail::require_decay("beta2", beta2);
+  }
 
   template <class T>
   void update(OptimizerView<T> const& v, double gradient_scale, std::int64_t step) const noexcept {

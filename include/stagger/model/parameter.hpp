@@ -177,11 +177,10 @@ struct ParameterState {
   std::span<std::byte> value;
   std::array<std::span<std::byte>, 2> state;  ///< the optimizer's; empty if it keeps fewer
 
-  /// The values as numbers.
-  /// @pre type == element_type_of<T>
-  template <class T> [[nodiscard]] std::span<T> values() const noexcept {
-    return {reinterpret_cast<T*>(value.data()), value.size() / sizeof(T)};
-  }
+  /// The values as numbers. <stagger/model/context.hpp> defines it.
+  /// @tparam T      float or double, as `type` says
+  /// @throws Error  mismatch for the other one
+  template <ParameterElement T> [[nodiscard]] std::span<T> values() const;
 };
 
 /// The name, type and size of a parameter, without its values.

@@ -3,10 +3,13 @@
 /// @file   The Stage concept.
 
 #include <concepts>
+#include <cstddef>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include <stagger/core/error.hpp>
+#include <stagger/core/rows.hpp>
 #include <stagger/model/context.hpp>
 
 namespace stagger {
@@ -125,9 +128,16 @@ concept TiesParameters =
 /// and keep their memory from one microbatch to the next; x and dy stay valid until the last
 /// function that takes them returns. A stage whose backward cannot be split has one
 /// `backward(Context&, x, dy, dx, Saved&)` instead. `backward_weight` may be omitted if there are
-/// no parameters; only the first stage may omit `backward_input`. Gradients are *added* to
-/// `context.gradient(parameter)`. A stage keeps nothing that belongs to a microbatch and draws
-/// random numbers only from `context.random_seed()`, so that recomputation repeats them.
+/// no parameters; only the first stage may omit `backward_input`.
+///
+/// `y` and `dx` arrive with the size of an earlier microbatch, or empty: a stage sizes them before
+/// it writes them, dx like x. Gradients are *added* to `context.gradient(parameter)`: it holds the
+/// sum over the microbatches so far, and a stage that assigns to it trains with the last microbatch
+/// alone. A stage keeps nothing that belongs to a microbatch and draws random numbers only from
+/// `context.random_seed()`, so that recomputation repeats them.
+///
+/// @throws Error  mismatch, from a step, if a stage leaves dx with another number of elements than
+///                x, or y empty where x is not; for types with `size()` and `data()`, or with rows
 template <class S>
 concept Stage =
     std::copyable<S> && std::semiregular<typename S::Input> &&
@@ -139,5 +149,76 @@ concept Stage =
 /// Whether a stage can hand a gradient to the stage before it.
 template <class S>
 concept HasInputGradient = HasBackward<S> || HasBackwardInput<S>;
+
+namespace detail {
+
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_output(Context const& context) {
+  raise(Errc::mismatch, "forward of layer ", context.layer(),
+        " left y empty, but x is not; size y before you write it, as with y.resize_like(x)");
+}
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_input_gradient(
+    Context const& context, std::size_t given, std::size_t wanted) {
+  raise(Errc::mismatch, "backward of layer ", context.layer(), " left dx with a size of ", given,
+        ", but x has ", wanted, "; size dx before you write it, as with dx.resize_like(x)");
+}
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_output_gradient(
+    std::size_t given, std::size_t wanted) {
+  raise(Errc::mismatch, "the loss left dy with a size of ", given, ", but the model's output has ",
+        wanted, "; size dy before you write it, as with dy.resize_like(y)");
+}
+
+template <class T>
+concept HasSizeAndData = requires(T const& value) {
+  { value.size() } -> std::convertible_to<std::size_t>;
+  *value.data();
+};
+/// Whether the gradient of a value must have its size: whole numbers, such as tokens, have none.
+template <class T> inline constexpr bool gradient_has_size = Rows<T>::exist;
+template <HasSizeAndData T>
+inline constexpr bool gradient_has_size<T> =
+    !std::is_integral_v<std::remove_cvref_t<decltype(*std::declval<T const&>().data())>>;
+
+/// The number of elements of a value, or of its rows if it does not count its elements.
+template <class T> [[nodiscard]] std::size_t size_of(T const& value) {
+  if constexpr (HasSizeAndData<T>)
+    return value.size();
+  else
+    return Rows<T>::count(value);
+}
+
+/// Checks what forward has written. A list, such as a std::vector, may be empty by right, and so
+/// may a tensor to which a stage has given an extent.
+template <class X, class Y>
+[[gnu::always_inline]] inline void check_output(Context const& context, X const& x, Y const& y) {
+  if constexpr (RowSplittable<Y> && HasSizeAndData<Y>) {
+    if (y.size() != 0) [[likely]]
+      return;
+    if constexpr (requires { y.extents(); })
+      for (std::size_t const extent : y.extents())
+        if (extent != 0) return;
+    if constexpr (HasSizeAndData<X> || Rows<X>::exist)
+      if (size_of(x) == 0) return;
+    refuse_output(context);
+  }
+}
+
+/// Checks what backward has written. Nothing reads the gradient of the model's input.
+template <class X>
+[[gnu::always_inline]] inline void check_input_gradient(Context const& context, X const& x,
+                                                        X const& dx) {
+  if constexpr (gradient_has_size<X>)
+    if (size_of(dx) != size_of(x) && context.layer() != 0) [[unlikely]]
+      refuse_input_gradient(context, size_of(dx), size_of(x));
+}
+
+/// Checks what a loss has written.
+template <class Y>
+[[gnu::always_inline]] inline void check_output_gradient(Y const& y, Y const& dy) {
+  if constexpr (gradient_has_size<Y>)
+    if (size_of(dy) != size_of(y)) [[unlikely]]
+      refuse_output_gradient(size_of(dy), size_of(y));
+}
+
+}  // namespace detail
 
 }  // namespace stagger

@@ -44,6 +44,7 @@ struct OptimizerCall {
   Update update = nullptr;
   Update change = nullptr;  // writes what `update` would add to version `from` into version `to`
   Digest digest = nullptr;
+  void (*check)(void const* optimizer) = nullptr;  // throws for numbers that cannot train; or null
   /// Its type and its numbers, as far as they are known, as text; null: unknown.
   std::string (*words)(void const* optimizer) = nullptr;
   int states = 0;                  // for each parameter

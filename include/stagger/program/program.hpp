@@ -159,7 +159,7 @@ enum class Op : std::uint8_t {
 [[nodiscard]] constexpr char const* wording(Op op) noexcept {
   switch (op) {
     case Op::recompute:
-      return "%$ (again)#";
+      return "%$# (again)";
     case Op::hand_in:
     case Op::finish:
       return "its last gradient";

@@ -17,6 +17,7 @@
 #include <stagger/engine/step.hpp>
 #include <stagger/model/context.hpp>
 #include <stagger/model/loss.hpp>
+#include <stagger/model/stage.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 
 namespace stagger {
@@ -97,6 +98,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
   /// One optimizer step on a minibatch.
   /// @throws  what a stage throws; parameters are then those of the last finished step
   Metrics step(Batch<In, Target> const& batch) {
+    if constexpr (requires { optimizer_.check(); }) optimizer_.check();
     Metrics metrics = begin(batch, true);
     double const scale = metrics.terms > 0 ? 1 / metrics.terms : 0;
     double sum = 0;
@@ -108,6 +110,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         auto& dy = *static_cast<Out*>(loop_.dy[l][0]);
         context_.begin_action(nullptr, static_cast<int>(l), microbatch);
         sum += loss_.value_and_gradient(context_, y, batch.targets[m], scale, dy);
+        detail::check_output_gradient(y, dy);
         for (++l; l-- > 0;) loop_.backward(context_, l, &batch.inputs[m], microbatch);
       }
     } catch (...) {

@@ -43,7 +43,7 @@ class FootprintRun {
                              std::int64_t steps, std::uint64_t seed,
                              ModelState const* shared = nullptr)
       : parameters_(parameters), contexts_(parameters.size() + 1) {  // of the layers and the loss
-    for (auto& context : contexts_) context.begin_step(steps, seed, true);
+    for (auto& context : contexts_) context.begin_step(steps, seed, true, 0, true);
     auto const add = [&](IndexRange own) {
       chain_.back().members.emplace_back(
           own, LayerLoop(layers + own.first, parameters.data() + own.first, own.size()));

@@ -67,7 +67,7 @@ class Profiler {
     List<Passes> times(layers, Passes{std::vector<double>(passes), std::vector<double>(passes),
                                       std::vector<double>(passes)});
     double const terms = parts.loss.terms(target);
-    parts.context.begin_step(parts.steps, parts.seed, true);
+    parts.context.begin_step(parts.steps, parts.seed, true, 0, true);
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
       auto const slot = static_cast<std::size_t>(std::max(pass, 0));
       for (std::size_t l = 0; l < layers; ++l)

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/session.hpp>
 #include <stagger/engine/slots.hpp>
+#include <stagger/model/stage.hpp>
 #include <stagger/train/detail/not_a_batch.hpp>
 #include <stagger/train/detail/policies.hpp>
 
@@ -39,15 +41,25 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
   };
   ops.value_and_gradient = [](void const* loss, Context& context, void const* y, void const* target,
                               double scale, void* dy) -> double {
-    return static_cast<Loss const*>(loss)->value_and_gradient(
-        context, *static_cast<Output const*>(y), *static_cast<typename Loss::Target const*>(target),
-        scale, *static_cast<Output*>(dy));
+    Output const& output = *static_cast<Output const*>(y);
+    Output& gradient = *static_cast<Output*>(dy);
+    double const sum = static_cast<Loss const*>(loss)->value_and_gradient(
+        context, output, *static_cast<typename Loss::Target const*>(target), scale, gradient);
+    check_output_gradient(output, gradient);
+    return sum;
   };
   if constexpr (Rows<typename Loss::Target>::exist) ops.target = &slot_type<typename Loss::Target>;
   return ops;
 }
 
 }  // namespace detail
+
+// Says that what is returned refers to an argument, for the warnings of clang.
+#if __has_cpp_attribute(clang::lifetimebound)
+#define STAGGER_LIFETIMEBOUND [[clang::lifetimebound]]
+#else
+#define STAGGER_LIFETIMEBOUND
+#endif
 
 /// Made by `Pipeline::with`: a model divided into stages, on ranks, with a schedule.
 ///
@@ -73,7 +85,10 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 /// @tparam Device       a device that records steps as graphs; void for all others
 template <class In, class Out, class Optimizer, class Loss, bool synchronous = true,
           class Device = void>
-class Trainer {
+class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, synchronous, Device>,
+                                          In, Out, typename Loss::Target> {
+  using Wrong = detail::WrongSteps<Trainer, In, Out, typename Loss::Target>;
+
  public:
   using Input = In;
   using Output = Out;
@@ -101,11 +116,15 @@ class Trainer {
     return *this = std::move(other);
   }
 
+  // Those that report other arguments, and a const trainer.
+  using Wrong::step, Wrong::stream, Wrong::evaluate, Wrong::predict;
+
   /// One optimizer step on a minibatch.
   /// @param batch  [microbatches >= 1] must stay valid until the step is done
   /// @throws Error  bad_configuration if there are no microbatches, or not one target for each, or
   ///                if the schedule does not allow that many
-  Step step(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
+  Step step(Batch<Input, Target> const& batch STAGGER_LIFETIMEBOUND,
+            stagger::stop_token stop = {}) {
     static_assert(synchronous,
                   "stagger: with an asynchronous staleness model there is no step that all stages "
                   "end together; train on a stream of minibatches: trainer.stream(batch)");
@@ -119,7 +138,8 @@ class Trainer {
   /// After an error, parameters and optimizer state are as before it; of a worker, the server's.
   /// @param batch  [minibatches x microbatches of each] must stay valid until the stream is done
   /// @throws Error  as for `step`, and if the microbatches are not a whole number of minibatches
-  Step stream(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
+  Step stream(Batch<Input, Target> const& batch STAGGER_LIFETIMEBOUND,
+              stagger::stop_token stop = {}) {
     static_assert(!synchronous,
                   "stagger: a stream needs an asynchronous staleness model, such as "
                   "staleness::WeightStashing; synchronous training takes trainer.step(batch)");
@@ -127,7 +147,8 @@ class Trainer {
   }
 
   /// Loss of a minibatch, forward only. Nothing changes.
-  Step evaluate(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
+  Step evaluate(Batch<Input, Target> const& batch STAGGER_LIFETIMEBOUND,
+                stagger::stop_token stop = {}) {
     return compare(batch, false, std::move(stop));
   }
 
@@ -141,34 +162,6 @@ class Trainer {
     request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
     session_->choose(request, inputs.size(), outputs.size(), "outputs", false);
     return {session_, request, std::move(stop)};
-  }
-
-  /// Overloads that report a batch of other types, and a const trainer, in one sentence.
-  template <class X, class T> Step step(Batch<X, T> const&, stagger::stop_token = {}) {
-    return detail::BatchDoesNotFit<Trainer, X, T>::step();
-  }
-  template <class X, class T> Step stream(Batch<X, T> const&, stagger::stop_token = {}) {
-    return detail::BatchDoesNotFit<Trainer, X, T>::step();
-  }
-  template <class X, class T> Step evaluate(Batch<X, T> const&, stagger::stop_token = {}) {
-    return detail::BatchDoesNotFit<Trainer, X, T>::step();
-  }
-  template <class X, class Y>
-    requires(!detail::Spans<X const, Input const> || !detail::Spans<Y, Output>)
-  Step predict(X const&, Y&&, stagger::stop_token = {}) {
-    return detail::PredictionDoesNotFit<Trainer, X const, Y>::step();
-  }
-  Step step(Batch<Input, Target> const&, stagger::stop_token = {}) const {
-    return detail::TrainerIsConst<In>::step();
-  }
-  Step stream(Batch<Input, Target> const&, stagger::stop_token = {}) const {
-    return detail::TrainerIsConst<In>::step();
-  }
-  Step evaluate(Batch<Input, Target> const&, stagger::stop_token = {}) const {
-    return detail::TrainerIsConst<In>::step();
-  }
-  Step predict(std::span<Input const>, std::span<Output>, stagger::stop_token = {}) const {
-    return detail::TrainerIsConst<In>::step();
   }
 
   /// Lays out the program for this many microbatches now, not in the first step, and allocates.
@@ -250,8 +243,15 @@ class Trainer {
   /// Turns measuring of each action on or off.
   void record(bool on) { hold()->record(on); }
 
-  /// When each action of the last step started and ended, if it was recorded: seconds since the
-  /// step began.
+  /// Where the last step that failed did, if a layer or the loss threw in this process: "rank 1 in
+  /// 1F0, layer 1". What they throw is passed on as it is, and does not say that. Empty otherwise.
+  [[nodiscard]] std::string failed_at() const {
+    session_->require_idle();
+    return Facts::failed_at(session_->machine());
+  }
+
+  /// When each action of the last step started and ended: seconds since the step began.
+  /// @throws Error  bad_configuration if it was not recorded, also from the two functions below
   [[nodiscard]] schedule::Timeline timeline() const {
     return Facts::timeline(hold()->machine(), ranks(), false);
   }
@@ -262,7 +262,7 @@ class Trainer {
     return Facts::timeline(hold()->machine(), ranks(), true);
   }
 
-  /// While recording: [ranks] most (stage, microbatch) pairs that were in flight at once in the
+  /// [ranks] most (stage, microbatch) pairs that were in flight at once in the
   /// last step, as counted by the engine.
   [[nodiscard]] std::vector<int> peak_in_flight() const {
     return Facts::peak_in_flight(hold()->machine(), ranks());
@@ -318,5 +318,7 @@ class Trainer {
   Optimizer* optimizer_;
   Loss const* loss_;
 };
+
+#undef STAGGER_LIFETIMEBOUND
 
 }  // namespace stagger

@@ -26,7 +26,7 @@ TEST_CASE("program/describe: each opcode has a text that names what belongs to i
   CHECK(text_of(Op::backward) == "3B14");
   CHECK(text_of(Op::backward_input) == "3I14");
   CHECK(text_of(Op::backward_weight) == "3W14");
-  CHECK(text_of(Op::recompute) == "3F (again)14");
+  CHECK(text_of(Op::recompute) == "3F14 (again)");
   CHECK(text_of(Op::hand_in) == "its last gradient");
   CHECK(text_of(Op::finish) == "its last gradient");
   CHECK(text_of(Op::update) == "the update");

@@ -69,7 +69,7 @@ TEST_CASE("program/InstructionWriter: values are waited for, and slots where the
 TEST_CASE("program/InstructionWriter: F runs again right before its backward", "[program]") {
   auto const program = write(schedule::GPipe{}.table({1, 2}), nullptr, true);
   CHECK(written(program, 0) ==
-        "0F0\n0F1\n0F (again)0\n0B0\n0F (again)1\n0B1\n"
+        "0F0\n0F1\n0F0 (again)\n0B0\n0F1 (again)\n0B1\n"
         "its last gradient gives 5\nthe update\n");
   auto const& code = program.ranks[0].code;
   CHECK(code[0].kept == 0);  // F keeps nothing

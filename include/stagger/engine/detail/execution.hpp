@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -17,9 +18,11 @@
 #include <stagger/core/math.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
+#include <stagger/engine/detail/repeated_forward.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/slots.hpp>
+#include <stagger/program/describe.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
@@ -32,6 +35,7 @@ struct CellStorage {
   List<Layer> layer_copies;         // of every owner but the first
   FixedArray<GradientCopy> copies;  // likewise
   FixedArray<LayerStorage> layers;
+  FixedArray<RepeatedForward> repeated;  // if recomputation is checked
   Slots x;  // of the first stage: one object for its input's gradient, which is not read
   Slots repeated_output;
   Slots dx;  // if the stage before gathers it
@@ -154,6 +158,20 @@ struct Execution {
     return norm > *model.options.clip_norm ? *model.options.clip_norm / norm : 1;
   }
 
+  /// Says in which action a layer threw the exception with which the step ends.
+  [[gnu::cold]] void find_failure(std::exception_ptr const& failure) noexcept {
+    failed_at.clear();
+    for (auto& rank : ranks) {
+      try {
+        if (rank.thrown && rank.thrown == failure)
+          failed_at = text(name_of(*program, rank.number), " in ",
+                           describe(*program, *rank.thrown_in), ", layer ", rank.context.layer());
+      } catch (...) {  // no memory
+      }
+      rank.thrown = nullptr;
+    }
+  }
+
   /// Adds the memory of values and contexts.
   [[gnu::cold]] void add_memory(Memory& memory) const {
     for (auto const& owners : storage)
@@ -181,10 +199,23 @@ struct Execution {
   GroupingPeers grouping_peers;
   StepArguments arguments;
   double gradient_norm = 0;
-  int reporter = 0;  // the rank that writes it
-  int skipped = 0;   // updates that the step has left out
+  int reporter = 0;       // the rank that writes it
+  int skipped = 0;        // updates that the step has left out
+  std::string failed_at;  // where the last step that failed did; empty if no layer threw
 
  private:
+  /// Whether a layer's repeated forwards are compared. They cannot be in the memory of a GPU.
+  [[nodiscard]] bool checks_repeated(ModelState const& model, LayerRun const& layer) const {
+    Options const& options = model.options;
+    if (!options.recompute || !program->training || model.memory != nullptr) return false;
+    if (options.check_recompute && layer.ops->digest == nullptr)
+      raise(Errc::bad_configuration, "Options::check_recompute cannot compare the Output of layer ",
+            layer.number,
+            "; give its type a member fields() that returns a std::tie of tensors, vectors and "
+            "numbers, or leave the option out");
+    return (options.check_recompute || checks_recompute) && layer.ops->digest != nullptr;
+  }
+
   /// The memory of an owner of a stage, made unless an earlier program needed it.
   [[gnu::cold]] CellStorage& storage_of(ModelState const& model, int stage, std::size_t owner) {
     auto& owners = storage[stage];
@@ -234,6 +265,10 @@ struct Execution {
       run.y = places(values.y, *run.ops->output);
       run.saved = places(values.saved, *run.ops->saved);
       run.dy = places(values.dy, *run.ops->output);
+      if (checks_repeated(model, run)) {
+        if (own.repeated.size() == 0) own.repeated = FixedArray<RepeatedForward>(own.layers.size());
+        own.repeated[i].replace(run, need.rank, static_cast<std::size_t>(program->microbatches));
+      }
       cell.layers.push_back(run);
       if (need.alone) continue;  // `apply` updates it
       if (owner == 0) {

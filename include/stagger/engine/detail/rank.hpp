@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 
 #include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/list.hpp>
@@ -71,6 +72,9 @@ struct alignas(64) RankState {
   Instruction const* begin = nullptr;
   Context context;
   List<schedule::Span> spans;  // of the last recorded iteration
+  // What a layer or the loss threw, and in which instruction.
+  std::exception_ptr thrown;
+  Instruction const* thrown_in = nullptr;
 };
 
 /// Sets a rank to the start of its program.
@@ -80,6 +84,7 @@ struct alignas(64) RankState {
   rank.next.store(rank.begin, std::memory_order_relaxed);
   rank.wait = own.waits.data();
   rank.executed = false;
+  rank.thrown = nullptr;
   rank.record = computes && record;
   rank.in_flight = 0;
   if (!computes) return;  // keeps what the last step has recorded
@@ -130,10 +135,12 @@ struct alignas(64) RankState {
                                             Instruction const& in) {
   void const* x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
   LayerRun const* const final_layer = &stage.layers.back();
+  rank.context.set_recomputes(true);
   for (LayerRun const& layer : stage.layers)
     x = forward_layer(
         rank, layer, in, x,
         &layer != final_layer || stage.last ? layer.y[in.kept] : stage.repeated_output);
+  rank.context.set_recomputes(false);
 }
 
 /// The part of a layer's backward that an instruction asks for.

@@ -52,6 +52,8 @@ class MachineSession : public Session {
         raise(Errc::bad_configuration, inputs,
               inputs == 1 ? " input needs as many " : " inputs need as many ", name, ", not ",
               beside, "; give one for each");
+      auto const& optimizer = machine_.model.optimizer;
+      if (training && optimizer.check != nullptr) optimizer.check(optimizer.optimizer);
       request.program = program(inputs, training);
     } catch (...) {
       refused(std::current_exception());
@@ -171,7 +173,17 @@ std::vector<std::uint64_t> MachineFacts<M>::staleness(M& machine, std::optional<
   auto const counts = machine.exchange()->staleness(worker);
   return {counts.begin(), counts.end()};
 }
+/// Refuses a question about a step that was not recorded.
+[[gnu::cold]] inline void require_recorded(Machine const& machine) {
+  bool recorded = machine.options().record;
+  for (auto const& rank : machine.ranks()) recorded = recorded || !rank.spans.empty();
+  if (!recorded)
+    raise(Errc::bad_configuration,
+          "the last step was not recorded; give with() Options{.record = true}, or call "
+          "record(true) before a step");
+}
 template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int ranks, bool sums) {
+  require_recorded(machine);
   schedule::Timeline timeline;
   int const all = static_cast<int>(machine.ranks().size());
   for (int r = sums ? ranks : 0; r < (sums ? all : std::min(all, ranks)); ++r) {
@@ -184,10 +196,15 @@ template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int 
   return timeline;
 }
 template <class M> std::vector<int> MachineFacts<M>::peak_in_flight(M& machine, int ranks) {
+  require_recorded(machine);
   std::vector<int> peak;
   for (int r = 0; r < std::min(static_cast<int>(machine.ranks().size()), ranks); ++r)
     peak.push_back(machine.ranks()[r].peak_in_flight);
   return peak;
+}
+
+template <class M> std::string MachineFacts<M>::failed_at(M& machine) {
+  return machine.run.failed_at;
 }
 
 /// The part of a session that depends on the back end.

@@ -61,6 +61,7 @@ using stagger::detail::Digest;
        machine.exchange() == nullptr ? "none" : text(machine.exchange()->worker())},
       {"Options::seed", std::to_string(options.seed)},
       {"Options::recompute", yes(options.recompute)},
+      {"Options::check_recompute", yes(options.check_recompute)},
       {"Options::spare_slots",
        options.spare_slots ? std::to_string(*options.spare_slots) : "as laid out"}};
   for (std::size_t l = 0; l < parameters.size(); ++l) {

@@ -6,7 +6,9 @@
 #include <concepts>
 #include <span>
 #include <type_traits>
+#include <utility>
 
+#include <stagger/core/stop_token.hpp>
 #include <stagger/engine/step.hpp>
 #include <stagger/train/detail/policies.hpp>
 
@@ -45,10 +47,59 @@ template <class Trainer, class Inputs, class Outputs> struct PredictionDoesNotFi
                 "the last stage, and not const");
 };
 
+template <class T> struct BatchInParts : NoStep {
+  static_assert(std::is_void_v<T>,
+                "stagger: a step takes inputs and targets together: give it one Batch<Input, "
+                "Target>{inputs, targets}");
+};
+
 template <class T> struct TrainerIsConst : NoStep {
   static_assert(std::is_void_v<T>,
                 "stagger: this trainer is const, but a step changes it, and an evaluation what it "
                 "has laid out: declare it without const");
+};
+
+/// What is neither a Batch nor a token to stop.
+template <class T>
+concept PartOfBatch = !std::is_convertible_v<T const&, stagger::stop_token>;
+
+/// The functions of a trainer that report wrong arguments.
+template <class Trainer, class Input, class Output, class Target> struct WrongSteps {
+  template <class X, class T> Step step(Batch<X, T> const&, stagger::stop_token = {}) {
+    return BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, class T> Step stream(Batch<X, T> const&, stagger::stop_token = {}) {
+    return BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, class T> Step evaluate(Batch<X, T> const&, stagger::stop_token = {}) {
+    return BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, PartOfBatch T> Step step(X const&, T const&, stagger::stop_token = {}) {
+    return BatchInParts<X>::step();
+  }
+  template <class X, PartOfBatch T> Step stream(X const&, T const&, stagger::stop_token = {}) {
+    return BatchInParts<X>::step();
+  }
+  template <class X, PartOfBatch T> Step evaluate(X const&, T const&, stagger::stop_token = {}) {
+    return BatchInParts<X>::step();
+  }
+  template <class X, class Y>
+    requires(!Spans<X const, Input const> || !Spans<Y, Output>)
+  Step predict(X const&, Y&&, stagger::stop_token = {}) {
+    return PredictionDoesNotFit<Trainer, X const, Y>::step();
+  }
+  Step step(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return TrainerIsConst<Input>::step();
+  }
+  Step stream(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return TrainerIsConst<Input>::step();
+  }
+  Step evaluate(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return TrainerIsConst<Input>::step();
+  }
+  Step predict(std::span<Input const>, std::span<Output>, stagger::stop_token = {}) const {
+    return TrainerIsConst<Input>::step();
+  }
 };
 
 }  // namespace stagger::detail

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -194,6 +195,7 @@ template <class Result> struct Rejected {
   schedule::Timeline timeline() const;
   schedule::Timeline reductions() const;
   std::vector<int> peak_in_flight() const;
+  std::string failed_at() const;
   Traffic traffic() const;
   std::vector<std::uint64_t> staleness(std::optional<int> = {}) const;
 };
