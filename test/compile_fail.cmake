@@ -6,12 +6,14 @@
 # enough: a typo fails as well. Each line `// flags: <flags>` makes a case of its own,
 # compiled with these flags too; a line `// accepted: <flags>` names flags with which it does compile. A line
 # `// expect-error -DNAME=value: <regular expression>` makes a case of its own with this macro and this first error.
-# With a line `// errors: <number>` no compiler prints more errors than that. For a source with a line
+# With a line `// errors: <number>` no compiler prints more errors than that; with `// only: <name>`, only compilers
+# whose name begins so are asked. For a source with a line
 # `// component: <name>`, SYSTEM has the folders of the headers that this component needs.
 #
 # PRECOMPILED/<compiler> holds <stagger/stagger.hpp> precompiled, for sources that include it first. Where a source
-# has a line `// mistake: <group>: <what>`, each compiler says it in at most 20 lines, and the sentence of the first is
-# left in ROW for docs/errors.md.
+# has a line `// mistake: <group>: <what>`, each compiler says it in at most 20 lines, and the sentence of the first,
+# in its first error or in a line of stagger's that it quotes, is left in ROW for docs/errors.md. For a mistake that
+# compilers report in words of their own, a line `// remedy: <what to do>` takes its place.
 
 cmake_minimum_required(VERSION 3.25)
 set(most_lines 20)
@@ -43,7 +45,7 @@ function(compile compiler flags)
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   set(result "${result}" PARENT_SCOPE)
   # The compiler quotes source lines; what the test itself says must not count as the compiler's words.
-  string(REGEX REPLACE "// (expect-error|errors|flags|accepted)[^\n]*" "" output "${output}")
+  string(REGEX REPLACE "// (expect-error|errors|flags|accepted|mistake|remedy|only)[^\n]*" "" output "${output}")
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
@@ -73,7 +75,11 @@ function(check compiler flags patterns)
   if(mistake AND lines GREATER most_lines)
     message(FATAL_ERROR "${SOURCE}: ${compiler} needs ${lines} lines, more than ${most_lines}:\n${output}")
   endif()
-  if(said STREQUAL "" AND first MATCHES "stagger: (.*)$")
+  if(NOT said STREQUAL "")
+    return()
+  elseif(first MATCHES "stagger: (.*)$")
+    set(said "${CMAKE_MATCH_1}" PARENT_SCOPE)
+  elseif(output MATCHES "// stagger: ([^\n]*)")
     set(said "${CMAKE_MATCH_1}" PARENT_SCOPE)
   endif()
 endfunction()
@@ -87,7 +93,13 @@ file(STRINGS ${SOURCE} accepted REGEX "^// accepted: ")
 list(TRANSFORM accepted REPLACE "^// accepted: " "")
 
 set(said "")
+file(STRINGS ${SOURCE} only REGEX "^// only: ")
+string(REPLACE "// only: " "" only "${only}")
 foreach(compiler IN LISTS COMPILERS)
+  cmake_path(GET compiler FILENAME name)
+  if(only AND NOT name MATCHES "^${only}")
+    continue()
+  endif()
   foreach(flags IN LISTS refused)
     string(REPLACE "-std=c++20" "" flags "${flags}")
     check(${compiler} "${flags}" "${wanted}")
@@ -106,10 +118,16 @@ endforeach()
 
 if(mistake)
   file(STRINGS ${SOURCE} see REGEX "^// see: ")
+  file(STRINGS ${SOURCE} remedy REGEX "^// remedy: ")
+  if(remedy)
+    string(REPLACE "// remedy: " "" said "${remedy}")
+    string(REPLACE "\\;" ";" said "${said}")
+  endif()
   if(NOT see OR said STREQUAL "")
     message(FATAL_ERROR "${SOURCE} has a line '// mistake:', so it must have a line '// see: <document>' and be "
                         "refused with a sentence of stagger's")
   endif()
   string(REGEX REPLACE "\"$" "" said "${said}")  # of an #error
+  string(REGEX REPLACE "'? \\[-W[^]]*\\]$" "" said "${said}")  # of a warning
   file(WRITE ${ROW} "${said}")
 endif()

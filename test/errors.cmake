@@ -2,18 +2,21 @@
 # cmake -DROOT=<checkout> -DROWS=<what compile_fail.cmake left> [-DWRITE=ON] -P errors.cmake
 #
 # Passes when the tables of docs/errors.md are what test/compile_fail/*.cpp and the compiler say: the lines
-# `// mistake: <group>: <what>` and `// see: <document>` of each source, and the sentence that the compiler printed.
+# `// mistake: <group>: <what>` and `// see: <document>` of each source, and the sentence that the compiler printed, or
+# its line `// remedy: <what to do>`.
 # With WRITE, makes them so.
 
 cmake_minimum_required(VERSION 3.25)
 
-set(groups build stage loss policy step table)
+set(groups build stage loss policy device step table words)
 set(heading_build "The compiler")
 set(heading_stage "Stages and how they are put together")
 set(heading_loss "Losses")
 set(heading_policy "Policies")
+set(heading_device "Values between processes")
 set(heading_step "Trainers and steps")
 set(heading_table "Schedules in a `static_assert`")
+set(heading_words "In the compiler's own words")
 
 file(GLOB sources ${ROOT}/test/compile_fail/*.cpp)
 foreach(source IN LISTS sources)
@@ -26,14 +29,18 @@ foreach(source IN LISTS sources)
     message(FATAL_ERROR "${source}: '${mistake}' does not begin with one of the groups ${groups}")
   endif()
   set(group ${CMAKE_MATCH_1})
-  set(what "${CMAKE_MATCH_2}")
+  string(REPLACE "\\;" ";" what "${CMAKE_MATCH_2}")
   file(STRINGS ${source} see REGEX "^// see: ")
   string(REPLACE "// see: " "" see "${see}")
   string(REGEX REPLACE "#.*" "" file "${see}")
   file(STRINGS ${ROOT}/docs/${file} title LIMIT_COUNT 1 REGEX "^# ")
   string(REPLACE "# " "" title "${title}")
   file(READ ${ROWS}/${name} said)
+  file(STRINGS ${source} remedy REGEX "^// remedy: ")
   foreach(pair IN ITEMS "&=&amp;" "<=&lt;" ">=&gt;" "|=&#124;" "*=&#42;")
+    if(remedy)  # is Markdown
+      break()
+    endif()
     string(SUBSTRING "${pair}" 0 1 from)
     string(SUBSTRING "${pair}" 2 -1 to)
     string(REPLACE "${from}" "${to}" said "${said}")
@@ -43,7 +50,11 @@ endforeach()
 
 set(tables "")
 foreach(group IN LISTS groups)
-  string(APPEND tables "\n## ${heading_${group}}\n\n| mistake | the compiler says | more |\n|---|---|---|\n${rows_${group}}")
+  set(says "the compiler says")
+  if(group STREQUAL "words")
+    set(says "what to do")
+  endif()
+  string(APPEND tables "\n## ${heading_${group}}\n\n| mistake | ${says} | more |\n|---|---|---|\n${rows_${group}}")
 endforeach()
 
 set(document ${ROOT}/docs/errors.md)

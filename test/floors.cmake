@@ -18,6 +18,7 @@
 #   11. No class is longer than 250 lines, from its first line to its closing };
 #   12. static_cast<std::size_t> occurs in the headers at most ${most_casts} times: an index has the type of what it indexes.
 #   13. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
+#   14. Each name in train/detail/names.hpp is defined in the header that stands beside it.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -303,6 +304,23 @@ foreach(path IN LISTS tests)
   file(STRINGS ${ROOT}/${path} lines REGEX "TEST_CASE[A-Z_]*\\(\"[^\"]*;")
   if(lines)
     fault("${path} has a test whose name contains a semicolon: ${lines}")
+  endif()
+endforeach()
+
+file(STRINGS ${ROOT}/include/stagger/train/detail/names.hpp lines REGEX "// stagger: include")
+foreach(line IN LISTS lines)
+  if(NOT line MATCHES "(struct|class) ([A-Za-z0-9]+); +// stagger: include <(.*)>$")
+    fault("names.hpp: '${line}': write 'struct Name;  // stagger: include <header>'")
+    continue()
+  endif()
+  set(name "${CMAKE_MATCH_1} ${CMAKE_MATCH_2}")
+  set(header ${CMAKE_MATCH_3})
+  set(defined "")
+  if(EXISTS ${ROOT}/include/${header})
+    file(STRINGS ${ROOT}/include/${header} defined REGEX "(^| )${name}( final)?( :.*)? {$")
+  endif()
+  if(NOT defined)
+    fault("names.hpp: <${header}> does not define '${name}'")
   endif()
 endforeach()
 

@@ -73,7 +73,8 @@ struct StepOwner : Drivable {
 ///
 /// @cancellation  by the stop token given with the batch: no further action starts; those that run
 /// finish
-class [[nodiscard]] Step {
+class [[nodiscard(
+    "stagger: a step does nothing until it is run: run(train.step(batch)), or co_await it")]] Step {
  public:
   /// For engines.
   Step(std::shared_ptr<detail::StepOwner> owner, detail::Request const& request,

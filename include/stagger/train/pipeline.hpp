@@ -22,6 +22,7 @@
 #include <stagger/placement/in_order.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/staleness/synchronous.hpp>
+#include <stagger/train/detail/names.hpp>
 #include <stagger/train/detail/refusal.hpp>  // early, which keeps what a compiler says short
 #include <stagger/train/one_device.hpp>
 #include <stagger/train/trainer.hpp>
@@ -82,7 +83,9 @@ template <class... Stage> class Pipeline {
   /// placement::InOrder, host::Threads{1}, optimizer::Sgd, no loss, Options{}.
   /// @throws Error  bad_configuration for numbers that do not fit together; names them and numbers
   ///                that would
-  template <class... P> [[nodiscard]] auto with(P... policy) const& {
+  template <class... P>
+    requires detail::Included<P...>
+  [[nodiscard]] auto with(P... policy) const& {
     if constexpr (std::is_void_v<Wrong<P...>>) {
       return Pipeline(*this).with(std::move(policy)...);
     } else {
@@ -92,7 +95,9 @@ template <class... Stage> class Pipeline {
   }
 
   /// The same, but moves the stages instead of copying them.
-  template <class... P> [[nodiscard]] [[gnu::cold]] auto with(P... policy) && {
+  template <class... P>
+    requires detail::Included<P...>
+  [[nodiscard]] [[gnu::cold]] auto with(P... policy) && {
     using namespace detail;
     constexpr bool cut_later = sizeof...(Stage) == 1 && (is_sequential<Stage> && ...);
     if constexpr (!std::is_void_v<Wrong<P...>>) {
@@ -173,6 +178,20 @@ template <class... Stage> class Pipeline {
           std::move(session), kept->optimizer, kept->loss);
     }
   }
+
+  /// Overloads for a policy without its header, which the compiler names before it comes here, and
+  /// for Options in braces alone.
+  template <class... P>
+    requires(!detail::Included<P...>)
+  detail::Rejected<Step> with(P const&...) const;
+#define STAGGER_NOT_IN_BRACES                                                                \
+  __attribute__((unavailable(                                                                \
+      "stagger: braces alone do not say what they are: write Options{.seed = 1} instead of " \
+      "{.seed = 1}"))) detail::Rejected<Step>
+  STAGGER_NOT_IN_BRACES with(detail::Anything, Options) const;
+  STAGGER_NOT_IN_BRACES with(detail::Anything, detail::Anything, Options) const;
+  STAGGER_NOT_IN_BRACES with(detail::Anything, detail::Anything, detail::Anything, Options) const;
+#undef STAGGER_NOT_IN_BRACES
 
   /// The same model without a pipeline, to compare with: a plain loop on the calling thread.
   /// @param policy  a loss and, if wanted, an optimizer and Options (clip_norm, seed)

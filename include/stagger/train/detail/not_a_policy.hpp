@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
 
 #include <stagger/train/detail/policies.hpp>
@@ -22,7 +23,13 @@ namespace stagger::detail {
 
 template <class P> struct NotAPolicy {
   static constexpr bool has_tag = HasTag<P>;
-  static_assert(has_tag,
+  static constexpr bool is_name =
+      requires(std::string_view& name, P const& policy) { name = policy; };
+  static_assert(!is_name,
+                "stagger: an argument of with() is a name: a schedule by its name is "
+                "schedule::Named{\"1f1b\"}, a partitioner partition::Named{\"min-max\"}; include "
+                "<stagger/schedule/named.hpp> or <stagger/partition/catalog.hpp>");
+  static_assert(is_name || has_tag,
                 "stagger: an argument of with() is not a policy: it needs a policy_tag; policies "
                 "are schedules, staleness models, partitioners, collectives, placements, devices, "
                 "optimizers, losses and Options");

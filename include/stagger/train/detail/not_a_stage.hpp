@@ -27,6 +27,7 @@ enum class StageFault : std::uint8_t {
   forward_loses_results,
   no_backward,
   backward_loses_dx,
+  parameters_const,
   parameters_not_tied,
   no_weight_gradient,
 };
@@ -35,6 +36,11 @@ template <class S>
 concept TakesNothingSaved =
     requires(S& stage, Context& context, typename S::Input const& x, typename S::Output& y,
              NothingSaved& saved) { stage.forward(context, x, y, saved); };
+
+// Whether T is what std::tie makes of Parameters in a function that is const.
+template <class T> inline constexpr bool is_const_tie = false;
+template <class... T>
+inline constexpr bool is_const_tie<std::tuple<Parameter<T> const&...>> = sizeof...(T) != 0;
 
 // Whether T is a std::tie with a Parameter of a type that Parameter has refused itself.
 template <class T> inline constexpr bool is_refused_tie = false;
@@ -68,11 +74,12 @@ template <class S> consteval StageFault stage_fault() {
     return no_backward;
   else if constexpr (LosesInputGradient<S>)
     return backward_loses_dx;
-  else if constexpr (!TiesParameters<S>)
-    return is_refused_tie<std::remove_cvref_t<decltype(std::declval<S&>().parameters())>>
-               ? said_already
-               : parameters_not_tied;
-  else
+  else if constexpr (!TiesParameters<S>) {
+    using Tie = std::remove_cvref_t<decltype(std::declval<S&>().parameters())>;
+    return is_refused_tie<Tie> ? said_already
+           : is_const_tie<Tie> ? parameters_const
+                               : parameters_not_tied;
+  } else
     return no_weight_gradient;
 }
 
@@ -118,6 +125,9 @@ template <class S> struct NotAStage {
                 "stagger: not a Stage: y, dx and saved are taken by reference, or what backward "
                 "writes is lost: backward(Context&, Input const& x, Output const& dy, Input& dx, "
                 "Saved& saved)");
+  static_assert(is_not<parameters_const>,
+                "stagger: not a Stage: its parameters() must not be const, since the engine takes "
+                "over the values: 'auto parameters() { return std::tie(weight, bias); }'");
   static_assert(is_not<parameters_not_tied>,
                 "stagger: not a Stage: its parameters() must return std::tie of all its "
                 "Parameters: 'auto parameters() { return std::tie(weight, bias); }'");
