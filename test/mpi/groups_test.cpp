@@ -477,21 +477,69 @@ TEST_CASE("mpi/Processes: a step whose gradients are not finite leaves no trace 
   using not_finite_steps::leave_no_trace;
   sg::mpi::Processes const device;
   int number = 0;
-  for (bool const clips : {false, true}) {
-    CAPTURE(clips);
-    auto const beside = [&](Case of, auto const&... more) {
-      CAPTURE(number++);
-      if (clips) of.options.clip_norm = 0.05;
-      if (ranks_of(of) >= processes()) leave_no_trace<double>(device, of, more...);
-    };
-    beside({.pattern = 0, .members = 1, .microbatches = 4, .cuts = {2, 4, 5}});
-    beside({.pattern = 0, .members = 1, .microbatches = 2, .cuts = {3}, .counts = {2, 2}});
-    Case const replicas{.pattern = 0, .members = 1, .counts = {4}};
-    beside(replicas, Layerwise{});
-    beside(replicas, Layerwise{.shard_optimizer = true});
-    if (processes() == 4) beside(replicas, Layerwise{.by = collective::By::library});
-    beside({.pattern = 15, .groups = 2});
-    beside({.pattern = 11, .pairs = true, .counts = {4}}, Layerwise{.shard_optimizer = true});
+  auto const beside = [&](Case of, auto const&... more) {
+    CAPTURE(number);
+    if (number++ % 2 == 1) of.options.clip_norm = 0.05;
+    if (ranks_of(of) >= processes()) leave_no_trace<double>(device, of, more...);
+  };
+  beside({.pattern = 0, .members = 1, .microbatches = 4, .cuts = {2, 4, 5}});
+  beside({.pattern = 0, .members = 1, .microbatches = 2, .cuts = {3}, .counts = {2, 2}});
+  Case const replicas{.pattern = 0, .members = 1, .counts = {4}};
+  beside(replicas, Layerwise{});
+  beside(replicas, Layerwise{.shard_optimizer = true});
+  beside({.pattern = 11, .pairs = true, .counts = {4}}, Layerwise{.shard_optimizer = true});
+  beside({.pattern = 15, .groups = 2});
+  if (processes() == 4) beside(replicas, Layerwise{.by = collective::By::library});
+}
+
+namespace {
+
+/// y = x + shift. In even steps one replica adds to its gradient, in others none.
+struct Shift {
+  using Input = Matrix<double>;
+  using Output = Matrix<double>;
+  sg::Parameter<double> shift{"shift", {0.5}};
+  auto parameters() { return std::tie(shift); }
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    y = x;
+    for (std::size_t i = 0; i < y.size(); ++i) y[i] += context[shift][0];
+  }
+  void backward(sg::Context& context, Input const&, Output const& dy, Input& dx,
+                sg::NothingSaved&) const {
+    dx = dy;
+    if (context.step() % 2 == 0 && context.microbatch() == 1 && context.first_row() == 0)
+      context.gradient(shift)[0] += dy[0];
+  }
+};
+
+}  // namespace
+
+TEST_CASE("mpi/Processes: what one replica has added to is updated in every process, else nowhere",
+          "[mpi]") {
+  namespace collective = sg::collective;
+  using Layerwise = collective::AllReduce<collective::grouping::Layerwise>;
+  auto const make = [](auto device, Layerwise const& sums) {
+    return sg::Pipeline{sg::Sequential{Linear<double>{inputs, outputs, 1}, Shift{}}}.with(
+        sg::partition::LayerSplit{.group = 1}, sg::loss::MeanSquaredError<double>{},
+        sg::optimizer::AdamW{.rate = 0.1}, device, sums, sg::Options{.replicas = {4}});
+  };
+  for (Layerwise const& sums :
+       {Layerwise{}, Layerwise{.shard_optimizer = true},
+        Layerwise{.by = processes() == 4 ? collective::By::library : collective::By::slices}}) {
+    auto train = make(sg::mpi::Processes{}, sums);
+    auto threads = make(sg::host::Threads{1}, {});
+    double before = 0.5;
+    for (int step = 0; step < 4; ++step) {
+      auto const data = batch<double>(step, 2, 8);
+      sg::run(train.step(data));
+      sg::run(threads.step(data));
+      double const own = train.own_parameters()[2].values<double>()[0];
+      CHECK((own != before) == (step % 2 == 0));
+      CHECK(own == Approx(threads.parameters()[2].values<double>()[0]).epsilon(1e-9));
+      before = own;
+      MPI_Bcast(&before, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+      REQUIRE(own == before);
+    }
   }
 }
 

@@ -15,7 +15,7 @@
 /// |---|---|---|
 /// | `states` | compiling `with` | how many values of state it keeps for each value of a parameter, 0 to 2 |
 /// | `element_wise` | once, in `with` | whether it updates every element independently of the others; if not, it is refused where ranks or workers each update a part of a parameter |
-/// | `update(view, gradient_scale, step)` | for each parameter, or part of one, once its gradient is complete | writes `next`, and the state |
+/// | `update(view, gradient_scale, step)` | for each parameter to which something was added, or part of one, once its gradient is complete | writes `next`, and the state |
 /// | `change(view, gradient_scale, step)` | likewise, of workers that push changes; optional | writes to `next` what `update` would add to `value`; without it, the engine subtracts |
 /// | `fields()` | where processes or workers compare its numbers; optional | `std::tie` of all of them; processes need it unless all members are double, or all are float |
 /// | `check()` | in `with`, and when a step is asked for; optional | throws for numbers that cannot train |

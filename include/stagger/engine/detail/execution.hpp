@@ -378,14 +378,18 @@ struct StepEnd {
   /// @param apply  as for require_finite
   [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer, int rank,
                                          Instruction const* apply) const {
+    Program const& program = *run.program;
     std::string when;
     if (apply != nullptr)
-      when = text(run.program->flushes ? " in pass " : " in minibatch ", apply->update());
-    else if (!run.program->exchanges())
+      when = text(program.flushes ? " in pass " : " in minibatch ", apply->update());
+    else if (!program.exchanges())
       when = loss_not_finite();
+    if (program.exchanges() && (!program.flushes || program.pushes_groups))
+      when += ", so it was not pushed";
+    else
+      when += text(", so nothing was updated after step ", model.steps.load());
     raise(Errc::not_finite, "a gradient of layer ", model.number(layer), " on rank ", rank,
-          " is not finite", when, ", so nothing was updated after step ", model.steps.load(),
-          not_finite_remedy);
+          " is not finite", when, not_finite_remedy);
   }
   /// In words, the first microbatch whose loss is not finite either.
   [[nodiscard]] [[gnu::cold]] std::string loss_not_finite() const {

@@ -264,10 +264,10 @@ class StepRun {
       channels_.post_to_all(channels_.blank(), round_.stamp(), notice_of_agreement);
     decide();
   }
-  /// From now on the step cannot fail. Without sharded optimizer state, the first update decides
-  /// that.
+  /// From now on the step cannot fail: all ranks have updated. Without sharded optimizer state, the
+  /// first update decides that.
   void decide() noexcept {
-    if (machine_.shards() && commit_.made()) static_cast<void>(machine_.commit());
+    if (machine_.shards() && open_ == 0 && commit_.made()) static_cast<void>(machine_.commit());
   }
 
   /// Reports the progress of ranks to the others now and then; ends a step in which no rank has
