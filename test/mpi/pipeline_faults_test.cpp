@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/mpi/processes.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -268,6 +271,77 @@ TEST_CASE("mpi/Processes: counts of measured steps that differ are found when th
                                 ? "AllReduce::measured_steps: rank 0 has '5'"
                                 : "AllReduce::renew_every: rank 0 has '0'") != std::string::npos);
   }
+}
+
+namespace {
+
+/// Numbers, or none.
+struct Perhaps {
+  std::optional<Numbers> numbers;
+  auto fields() { return std::tie(numbers); }
+  auto fields() const { return std::tie(numbers); }
+};
+/// Hands on every second microbatch alone.
+struct Thins {
+  using Input = Numbers;
+  using Output = Perhaps;
+  void forward(sg::Context& context, Numbers const& x, Perhaps& y, sg::NothingSaved&) {
+    y.numbers.reset();
+    if (context.microbatch() % 2 == 0) y.numbers = x;
+  }
+  void backward(sg::Context&, Numbers const& x, Perhaps const& dy, Numbers& dx, sg::NothingSaved&) {
+    dx = dy.numbers.value_or(Numbers(x.size(), 0));
+  }
+};
+/// Takes the number 7 for what is missing. `differs`: a repeated forward gives something else.
+struct Fills {
+  using Input = Perhaps;
+  using Output = Numbers;
+  bool differs = false;
+  sg::Parameter<> factor{"factor", {0.5F}};
+  auto parameters() { return std::tie(factor); }
+  void forward(sg::Context& context, Perhaps const& x, Numbers& y, sg::NothingSaved&) {
+    y = x.numbers.value_or(Numbers{7});
+    for (float& number : y) number *= context[factor][0];
+    if (differs && context.recomputes() && context.microbatch() == 2) y.back() += 1;
+  }
+  void backward(sg::Context& context, Perhaps const& x, Numbers const& dy, Perhaps& dx,
+                sg::NothingSaved&) {
+    dx.numbers.reset();
+    if (!x.numbers) return;
+    dx.numbers = dy;
+    for (std::size_t i = 0; i < dy.size(); ++i)
+      context.gradient(factor)[0] += dy[i] * (*x.numbers)[i];
+  }
+};
+template <class Device> auto thinned(Device device, bool differs) {
+  std::vector<Scale> more(static_cast<std::size_t>(std::max(0, processes() - 2)));
+  return sg::Pipeline{Thins{}, Fills{differs}, std::move(more)}.with(
+      Sum{}, device, sg::Options{.recompute = true, .check_recompute = true});
+}
+
+}  // namespace
+
+TEST_CASE("mpi/Processes: a std::optional arrives with its value or without one", "[mpi]") {
+  auto there = thinned(sg::mpi::Processes{.join_deadline_s = 20}, false);
+  auto here = thinned(sg::host::Threads{1}, false);
+  for (int step = 0; step < 3; ++step)
+    REQUIRE(sg::run(there.step(data)).loss == sg::run(here.step(data)).loss);
+  here.gather_parameters();
+  REQUIRE(factors(there) == factors(here));
+}
+
+TEST_CASE("mpi/Processes: a repeated forward that gives other bits ends the step in every process",
+          "[mpi]") {
+  auto train = thinned(sg::mpi::Processes{.join_deadline_s = 20}, true);
+  auto const got = error_of([&] { sg::run(train.step(data)); });
+  INFO(got.second);
+  REQUIRE(got.first == sg::Errc::mismatch);
+  REQUIRE(got.second.find("forward of layer 1 on rank 1 gave another output for microbatch 2") !=
+          std::string::npos);
+  bool const here = process() == std::min(1, processes() - 1);
+  REQUIRE(train.failed_at() == (here ? "rank 1 in 1F2 (again), layer 1" : ""));
+  REQUIRE(train.steps() == 0);
 }
 
 }  // namespace pipeline_faults_test
