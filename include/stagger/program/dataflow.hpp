@@ -95,7 +95,7 @@ struct Dataflow {
         action.microbatch, "; schedule::verify says which");
 }
 
-/// Adds a cell for each stage of each rank.
+/// Adds a cell for each stage of each rank, also for one that a rank only holds (REDUCE_GRAD).
 [[gnu::cold]] inline void add_cells(Dataflow& flow, schedule::Table const& table) {
   List<int> last_owner(static_cast<std::size_t>(flow.stages), -1);
   List<Cell> by_rank;
@@ -103,7 +103,6 @@ struct Dataflow {
   for (int r = 0; r < flow.ranks(); ++r)
     for (auto const& action : table.row(flow.rows[r])) {
       if (!in_range(table, action)) refuse_action(action, "has no place in its counts for");
-      if (!schedule::is_compute(action.kind)) continue;
       if (last_owner[action.stage] == r) continue;
       last_owner[action.stage] = r;
       Cell cell;

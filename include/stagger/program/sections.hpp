@@ -62,7 +62,7 @@ namespace detail {
     made.begin_row();
     int const member = part.replica % sections.members;
     for (auto action : table.row(part.position)) {
-      if (!schedule::is_compute(action.kind)) continue;
+      if (schedule::travels(action.kind)) continue;
       bool const forward = action.kind == schedule::Kind::forward;
       int const stage = action.stage;
       std::size_t const count = sections.chain.size();

@@ -22,6 +22,8 @@ namespace stagger::detail {
 
 /// The forwards of as many microbatches, out of a table of more of them, or of a table that runs
 /// several times. They are taken evenly, so that those of a bidirectional table enter at both ends.
+/// A stage of which a rank is left without any has a REDUCE_GRAD there: ranks hold the same stages,
+/// and so the same parameters, whatever they run.
 [[nodiscard]] [[gnu::cold]] inline schedule::Table forward_only(schedule::Table const& table,
                                                                 int microbatches) {
   schedule::Table result;
@@ -30,15 +32,23 @@ namespace stagger::detail {
   result.slices = table.slices;
   int const rounds = (microbatches - 1) / table.microbatches + 1;
   auto const all = std::int64_t{rounds} * table.microbatches;
+  auto const before = [&](std::int64_t at) { return at * microbatches / all; };
   for (int r = 0; r < table.ranks(); ++r) {
     result.begin_row();
+    List<schedule::Action> idle;  // of each stage, where it still has no forward
     for (std::int64_t first = 0; first < all; first += table.microbatches)
       for (auto const& action : table.row(r)) {
-        std::int64_t const before = (first + action.microbatch) * microbatches / all;
-        bool const taken = before < (first + action.microbatch + 1) * microbatches / all;
-        if (action.kind == schedule::Kind::forward && taken)
-          result.add({action.kind, action.stage, static_cast<int>(before), action.slice});
+        if (action.kind != schedule::Kind::forward) continue;
+        std::int64_t const at = first + action.microbatch;
+        std::size_t i = 0;
+        while (i < idle.size() && idle[i].stage != action.stage) ++i;
+        if (i == idle.size()) idle.push_back({schedule::Kind::reduce_gradient, action.stage});
+        if (before(at) == before(at + 1)) continue;
+        idle[i].kind = schedule::Kind::forward;
+        result.add({action.kind, action.stage, static_cast<int>(before(at)), action.slice});
       }
+    for (auto const& stage : idle)
+      if (stage.kind == schedule::Kind::reduce_gradient) result.add(stage);
   }
   return result;
 }
