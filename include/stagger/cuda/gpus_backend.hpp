@@ -410,6 +410,8 @@ class GpusBackend : detail::Enqueuer {
     caller_.ask(then, *this);
     return true;
   }
+  /// Does not resume what `start` was given. Returns when the step is done.
+  void withdraw() noexcept { caller_.withdraw(*this); }
 
   /// Ends the step with an error; nothing further is enqueued. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { machine_.fail(std::move(failure)); }

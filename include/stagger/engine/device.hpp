@@ -24,6 +24,7 @@
 /// | load(place) | before the first step of a program | `machine.program()` is the next to run; rank r runs at place[r] |
 /// | drive() | each step that a thread waits for | runs all ranks to the end of the program, or until `fail` |
 /// | start(then) | each step that a coroutine awaits | the same without holding the caller; false: it is done already, else resumes `then` |
+/// | withdraw() noexcept | `start` has returned true, and the coroutine is gone; needed where it may | does not resume `then`; returns when the step is done, after `fail` |
 /// | enqueue(slot) and the rest of RunsAhead | devices that run ahead: each step | hands the step to the device and returns |
 /// | open(number, prepares), give_up(why) | devices of several processes: each request | all processes begin together, or none |
 /// | begin(), drive_together() | devices that share a virtual time: each step | takes part; goes on until some step ends |

@@ -135,6 +135,7 @@ template <class Schedule, class Staleness, class Optimizer, class Loss> struct K
   Staleness staleness;
   Optimizer optimizer;
   Loss loss;
+  Optimizer given = optimizer;  // as it was before its numbers changed
 };
 
 template <class P> [[nodiscard]] [[gnu::cold]] ScheduleCall schedule_call(P const& policy) {

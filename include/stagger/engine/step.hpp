@@ -67,9 +67,14 @@ struct StepOwner : Drivable {
 
 /// A step that runs when it is given to `run`, or awaited by a coroutine. Dropping it does nothing.
 ///
-/// The batch and the outputs must stay valid until it is done. It ends with its metrics, or with
-/// the first exception of any stage, Error(deadline) or Error(cancelled); parameters are then those
-/// of the last finished step.
+/// It keeps a batch that was given as a temporary, or moved. One that was given by name, and the
+/// outputs, must stay valid until it is done. It ends with its metrics, or with the first exception
+/// of any stage, Error(deadline) or Error(cancelled); parameters are then those of the last
+/// finished step.
+///
+/// A coroutine may be destroyed while it awaits a step, unless it is being resumed: the step is
+/// cancelled, and the destructor waits for the actions that run. A stage must not destroy the
+/// coroutine that awaits its own step.
 ///
 /// @cancellation  by the stop token given with the batch: no further action starts; those that run
 /// finish
@@ -91,13 +96,26 @@ class [[nodiscard(
     runner->enqueue(pending_);
     return true;
   }
-  Metrics await_resume() { return owner_->end(); }
+  Metrics await_resume() {
+    pending_.state = detail::Pending::State::idle;
+    return owner_->end();
+  }
 
   /// For bridges into other executors: runs on the engine's own threads and resumes there.
   /// @return false if the step is done already; `then` is not resumed in that case
   bool start(std::coroutine_handle<> then) {
     owner_->begin(request_, stop_);
-    return owner_->start(then);
+    pending_.step = owner_.get();
+    pending_.runner = nullptr;
+    pending_.state = detail::Pending::State::started;  // before another thread may resume `then`
+    try {
+      if (owner_->start(then)) return true;  // this object may be gone
+    } catch (...) {
+      pending_.state = detail::Pending::State::idle;
+      throw;
+    }
+    pending_.state = detail::Pending::State::idle;
+    return false;
   }
 
   /// For `run_together`: these begin a step and run it together with others; `await_resume` ends
@@ -109,6 +127,12 @@ class [[nodiscard(
   /// The token that can cancel the step; it can be replaced before the step begins.
   [[nodiscard]] stagger::stop_token const& stop_token() const noexcept { return stop_; }
   void stop_token(stagger::stop_token stop) noexcept { stop_ = std::move(stop); }
+
+  /// For engines: keeps what the request points to.
+  Step&& keep(std::shared_ptr<void const> batch) && noexcept {
+    request_.kept = std::move(batch);
+    return std::move(*this);
+  }
 
   // Members that only the Metrics returned by `run` have; a program that uses them on a step gets
   // an error that says so. For clang they are variables, since it converts a function before it

@@ -5,6 +5,7 @@
 #include <stagger/core/requirements.hpp>
 
 #include <coroutine>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <semaphore>
@@ -26,16 +27,38 @@ struct Drivable {
     drive();
     return true;
   }
+  /// Ends a step that has begun, whose coroutine is gone: cancels it and waits for it.
+  /// @param started  whether `start` has returned true for it
+  /// @throws  the error of the step
+  virtual void abandon(bool started) = 0;
 
  protected:
   ~Drivable() = default;
 };
 
-/// A step that waits until a runner runs it. It lives in the coroutine that awaits the step.
+class Runner;
+
+/// A step that a coroutine awaits, inside of which it lives. A coroutine that is destroyed before
+/// the step has ended ends it.
 struct Pending {
+  enum class State : std::uint8_t { idle, queued, started };
+
+  Pending() = default;
+  // Nobody awaits a copy. One that is awaited is neither assigned to nor moved.
+  Pending(Pending const&) noexcept {}
+  Pending& operator=(Pending const&) noexcept { return *this; }
+  ~Pending() {
+    if (state != State::idle) leave();
+  }
+
   Drivable* step = nullptr;
   std::coroutine_handle<> then{};
   Pending* next = nullptr;
+  Runner* runner = nullptr;  // in whose queue it is
+  State state = State::idle;
+
+ private:
+  [[gnu::cold]] void leave() noexcept;
 };
 
 /// The loop inside `run`: runs, on its own thread, the steps that are awaited by the task or by
@@ -45,15 +68,30 @@ class Runner {
   Runner() : outer_(std::exchange(current_, this)) {}
   Runner(Runner const&) = delete;
   Runner& operator=(Runner const&) = delete;
-  ~Runner() { current_ = outer_; }
+  ~Runner() {
+    current_ = outer_;
+    for (Pending* p = first_; p != nullptr; p = p->next) p->runner = nullptr;  // after an exception
+  }
 
   /// The innermost runner of this thread, or null.
   [[nodiscard]] static Runner* current() noexcept { return current_; }
 
   void enqueue(Pending& step) noexcept {
     step.next = nullptr;
+    step.runner = this;
+    step.state = Pending::State::queued;
     (last_ == nullptr ? first_ : last_->next) = &step;
     last_ = &step;
+  }
+
+  void remove(Pending const& step) noexcept {
+    Pending* before = nullptr;
+    for (Pending* p = first_; p != nullptr; before = p, p = p->next) {
+      if (p != &step) continue;
+      (before == nullptr ? first_ : before->next) = p->next;
+      if (last_ == p) last_ = before;
+      return;
+    }
   }
 
   /// Called by any thread when the task has ended.
@@ -82,6 +120,14 @@ class Runner {
   Pending* last_ = nullptr;
   std::binary_semaphore ended_{0};
 };
+
+inline void Pending::leave() noexcept {
+  if (runner != nullptr) runner->remove(*this);
+  try {
+    step->abandon(state == State::started);
+  } catch (...) {  // nobody asks how it ended
+  }
+}
 
 template <class T> struct TaskResult {
   std::optional<T> value;

@@ -175,7 +175,7 @@ template <class... Stage> class Pipeline {
       return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
                      Staleness::synchronous,
                      std::conditional_t<Device::traits.captures, Device, void>>(
-          std::move(session), kept->optimizer, kept->loss);
+          std::move(session), kept->optimizer, kept->given, kept->loss);
     }
   }
 

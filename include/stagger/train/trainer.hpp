@@ -21,6 +21,7 @@
 #include <stagger/engine/session.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/stage.hpp>
+#include <stagger/train/detail/kept_batches.hpp>
 #include <stagger/train/detail/not_a_batch.hpp>
 #include <stagger/train/detail/policies.hpp>
 
@@ -50,6 +51,11 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
   };
   if constexpr (Rows<typename Loss::Target>::exist) ops.target = &slot_type<typename Loss::Target>;
   return ops;
+}
+
+template <class T> Places places_of(std::span<T const> objects) {
+  // Inputs and targets are only read, but the slot table has only pointers to non-const.
+  return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
 }
 
 }  // namespace detail
@@ -86,18 +92,21 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 template <class In, class Out, class Optimizer, class Loss, bool synchronous = true,
           class Device = void>
 class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, synchronous, Device>,
-                                          In, Out, typename Loss::Target> {
+                                          In, Out, typename Loss::Target>,
+                public detail::KeptBatches<Trainer<In, Out, Optimizer, Loss, synchronous, Device>,
+                                           In, Out, typename Loss::Target> {
   using Wrong = detail::WrongSteps<Trainer, In, Out, typename Loss::Target>;
+  using Keeping = detail::KeptBatches<Trainer, In, Out, typename Loss::Target>;
 
  public:
   using Input = In;
   using Output = Out;
   using Target = typename Loss::Target;
 
-  /// For Pipeline.
-  /// @param optimizer, loss  kept by the session
-  Trainer(std::shared_ptr<detail::Session> session, Optimizer& optimizer, Loss const& loss)
-      : session_(std::move(session)), optimizer_(&optimizer), loss_(&loss) {}
+  /// For Pipeline. The session keeps optimizer and loss. @param given  before its numbers changed
+  Trainer(std::shared_ptr<detail::Session> session, Optimizer& optimizer, Optimizer const& given,
+          Loss const& loss)
+      : session_(std::move(session)), optimizer_(&optimizer), given_(&given), loss_(&loss) {}
 
   Trainer(Trainer&&) noexcept = default;
   Trainer& operator=(Trainer&&) noexcept = default;
@@ -116,8 +125,10 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
     return *this = std::move(other);
   }
 
-  // Those that report other arguments, and a const trainer.
+  // Those that report other arguments, and a const trainer; and those for a batch that is a
+  // temporary, or moved: the step keeps it.
   using Wrong::step, Wrong::stream, Wrong::evaluate, Wrong::predict;
+  using Keeping::step, Keeping::stream, Keeping::evaluate, Keeping::predict;
 
   /// One optimizer step on a minibatch.
   /// @param batch  [microbatches >= 1] must stay valid until the step is done
@@ -158,7 +169,7 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
   Step predict(std::span<Input const> inputs, std::span<Output> outputs,
                stagger::stop_token stop = {}) {
     detail::Request request;
-    request.arguments.inputs = places_of(inputs);
+    request.arguments.inputs = detail::places_of(inputs);
     request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
     session_->choose(request, inputs.size(), outputs.size(), "outputs", false);
     return {session_, request, std::move(stop)};
@@ -176,6 +187,8 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
     session_->require_idle();
     return *optimizer_;
   }
+  /// As it was given to Pipeline::with.
+  [[nodiscard]] Optimizer const& given_optimizer() const noexcept { return *given_; }
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
   /// call. On a GPU, and of layers that groups split, a copy, valid until the next step reads it
@@ -298,16 +311,11 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
     return states;
   }
 
-  template <class T> static detail::Places places_of(std::span<T const> objects) {
-    // Inputs and targets are only read, but the slot table has only pointers to non-const.
-    return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
-  }
-
   [[gnu::cold]] Step compare(Batch<Input, Target> const& batch, bool training,
                              stagger::stop_token stop) {
     detail::Request request;
-    request.arguments.inputs = places_of(std::span<Input const>(batch.inputs));
-    request.arguments.targets = places_of(std::span<Target const>(batch.targets));
+    request.arguments.inputs = detail::places_of(std::span<Input const>(batch.inputs));
+    request.arguments.targets = detail::places_of(std::span<Target const>(batch.targets));
     request.arguments.loss = loss_;
     request.arguments.loss_ops = detail::make_loss_ops<Loss, Output>();
     session_->choose(request, batch.inputs.size(), batch.targets.size(), "targets", training);
@@ -316,6 +324,7 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
 
   std::shared_ptr<detail::Session> session_;  // keeps the other members alive
   Optimizer* optimizer_;
+  Optimizer const* given_;
   Loss const* loss_;
 };
 

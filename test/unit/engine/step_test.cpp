@@ -3,10 +3,14 @@
 
 #include "catch.hpp"
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <optional>
+#include <span>
 #include <thread>
+#include <utility>
 
 #include <stagger/schedule/gpipe.hpp>
 #ifndef TEST_SANITIZED
@@ -423,6 +427,154 @@ TEST_CASE("engine/Pipeline: one model makes any number of trainers, all from the
   sg::run(b.step(data));
   CHECK(bits(a) == bits(one));
   CHECK(bits(b) == bits(one));
+}
+
+TEST_CASE("engine/Step: keeps a batch that was a temporary", "[engine]") {
+  auto const course = undisturbed(microbatches, 3);
+  auto train = threaded(2);
+  double const loss = sg::run(train.evaluate(batch(microbatches, 0))).loss;
+  auto first = train.step(batch(microbatches, 0));
+  auto second = train.step(batch(microbatches, 1));
+  auto evaluated = train.evaluate(batch(microbatches, 0));
+  std::vector<float> outputs(2);
+  std::vector<float> others(2);
+  auto predicted = train.predict(std::vector<float>(2, 0.5F), outputs);
+  auto copied = train.predict(std::array<float, 2>{0.5F, 0.5F}, std::span(others));
+  std::vector<float> const overwritten(64, 1e30F);  // where a temporary may have been
+  auto moved = std::move(first);
+  CHECK(sg::run(evaluated).loss == loss);
+  sg::run(std::move(predicted));
+  sg::run(std::move(copied));
+  CHECK(outputs == others);
+  std::vector<float> const inputs(2, 0.5F);
+  sg::run(train.predict(inputs, others));
+  CHECK(outputs == others);
+  CHECK(sg::run(moved).loss == loss);
+  CHECK(bits(train) == course[1]);
+  sg::run(second);
+  CHECK(bits(train) == course[2]);
+  auto last = std::make_optional(train.step(batch(microbatches, 2)));
+  auto there = std::move(train);
+  sg::run(*last);
+  last.reset();
+  CHECK(bits(there) == course[3]);
+}
+
+namespace {
+
+/// A coroutine that its owner destroys.
+struct Owned {
+  struct promise_type {
+    Owned get_return_object() noexcept {
+      return Owned{std::coroutine_handle<promise_type>::from_promise(*this)};
+    }
+    std::suspend_never initial_suspend() noexcept { return {}; }
+    std::suspend_always final_suspend() noexcept { return {}; }
+    void return_void() noexcept {}
+    void unhandled_exception() noexcept { std::abort(); }
+  };
+  explicit Owned(std::coroutine_handle<promise_type> made) : handle(made) {}
+  Owned(Owned&& other) noexcept : handle(std::exchange(other.handle, nullptr)) {}
+  Owned& operator=(Owned&&) = delete;
+  ~Owned() {
+    if (handle) handle.destroy();
+  }
+  std::coroutine_handle<promise_type> handle;
+};
+
+template <class Trainer> Owned awaits_one(Trainer& train, int& ended) {
+  co_await train.step(batch(microbatches));
+  ++ended;
+}
+
+}  // namespace
+
+TEST_CASE("engine/Step: a coroutine that is destroyed in the queue of run ends its step",
+          "[engine]") {
+  // Of three that wait, each in turn, and then all of them.
+  for (int destroyed = 0; destroyed < 4; ++destroyed) {
+    CAPTURE(destroyed);
+    auto const check = [&](auto make) {
+      auto a = make();
+      auto b = make();
+      auto c = make();
+      auto last = make();
+      int ended = 0;
+      std::vector<Owned> waiting;
+      auto const body = [&]() -> sg::Task<> {
+        for (auto* const train : {&a, &b, &c}) waiting.push_back(awaits_one(*train, ended));
+        if (destroyed == 3) waiting.clear();
+        for (int w = 0; std::cmp_less(w, waiting.size()); ++w)
+          if (w == destroyed) Owned const gone = std::move(waiting[static_cast<std::size_t>(w)]);
+        co_await last.step(batch(microbatches));
+        ++ended;
+      };
+      sg::run(body());
+      CHECK(ended == (destroyed == 3 ? 1 : 3));
+      auto const course = undisturbed(microbatches, 1);
+      int number = 0;
+      for (auto* const train : {&a, &b, &c}) {
+        bool const was = destroyed == 3 || number++ == destroyed;
+        CHECK(train->steps() == (was ? 0 : 1));
+        CHECK(bits(*train) == course[was ? 0 : 1]);
+        if (was) sg::run(train->step(batch(microbatches)));  // not busy
+        CHECK(bits(*train) == course[1]);
+      }
+    };
+    check([] { return threaded(2); });
+    check([] { return pipeline(sg::sim::VirtualClock{}, make_hook()); });
+  }
+}
+
+TEST_CASE("engine/Step: a coroutine that is destroyed while the engine's threads run its step",
+          "[engine]") {
+  auto const course = undisturbed(microbatches, 1);
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{2}, hook);
+  std::promise<void> reached;
+  std::promise<void> go_on;
+  std::atomic<bool> first{true};
+  *hook = [&](Call const& call) {
+    if (!(call == Call{Function::input, 2, 0}) || !first.exchange(false)) return;
+    reached.set_value();
+    go_on.get_future().wait();
+  };
+  int ended = 0;
+  auto owned = std::make_optional(awaits_one(train, ended));
+  reached.get_future().wait();
+  std::thread opens([&] {
+    while (!train.machine().failed()) std::this_thread::yield();  // until it has been cancelled
+    go_on.set_value();
+  });
+  owned.reset();  // waits for the action that runs
+  opens.join();
+  CHECK(ended == 0);
+  CHECK(train.steps() == 0);
+  CHECK(bits(train) == course[0]);
+  sg::run(train.step(batch(microbatches)));
+  CHECK(bits(train) == course[1]);
+}
+
+TEST_CASE("engine/Step: a coroutine that is destroyed before its step has begun on another thread",
+          "[engine]") {
+  auto train = threaded(2);
+  int ended = 0;
+  for (int i = 0; i < 20; ++i) static_cast<void>(awaits_one(train, ended));
+  CHECK(ended == 0);
+  CHECK(train.steps() <= 20);  // one that ended before its destruction counts
+  std::promise<void> done;
+  // On the engine's own thread, which would have to run the step that is taken back.
+  auto const body = [&]() -> Loose {
+    co_await train.step(batch(microbatches));
+    static_cast<void>(awaits_one(train, ended));
+    co_await train.step(batch(microbatches));
+    done.set_value();
+  };
+  auto const before = train.steps();
+  body();
+  done.get_future().wait();
+  CHECK(ended == 0);
+  CHECK(train.steps() == before + 2);
 }
 
 #ifndef TEST_SANITIZED

@@ -98,6 +98,22 @@ TEST_CASE("train/allocation: none in any step after the first", "[train]") {
   });
 }
 
+TEST_CASE("train/allocation: none to keep a batch that is moved into its step", "[train]") {
+  auto train = pipeline(sg::host::Threads{2}, even_cuts(4), made(sg::schedule::OneFOneB{}), {});
+  std::vector<Batch> data;
+  for (int s = 0; s < 6; ++s) data.push_back(batch(s, 8, true));
+  sg::run(train.step(std::move(data[0])));
+  auto const all = [&]() -> sg::Task<> {
+    for (int s = 2; s < 6; ++s) co_await train.step(std::move(data[static_cast<std::size_t>(s)]));
+  };
+  auto task = all();
+  REQUIRE(allocations_of([&] {
+            sg::run(train.step(std::move(data[1])));
+            sg::run(std::move(task));
+          }) == 0);
+  CHECK(data[5].inputs.empty());
+}
+
 TEST_CASE("train/allocation: none once every size and number of microbatches was seen", "[train]") {
   everywhere([](auto make) {
     auto train = make();

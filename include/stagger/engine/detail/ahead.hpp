@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <utility>
 
 #include <stagger/core/fixed_array.hpp>
@@ -34,12 +35,15 @@ template <class B> class Ahead {
   }
 
   /// @param step  counted from 1, for errors
-  TicketPlace& add(StepFacts const& facts, double* losses, std::int64_t step) noexcept {
+  /// @param kept  what the step needs until it is done
+  TicketPlace& add(StepFacts const& facts, double* losses, std::int64_t step,
+                   std::shared_ptr<void const> kept) noexcept {
     Slot& slot = slots_[next_++ % slots_.size()];
     slot.ticket = nullptr;
     slot.facts = facts;
     slot.losses = losses;
     slot.step = step;
+    slot.kept = std::move(kept);
     return slot;
   }
 
@@ -67,12 +71,14 @@ template <class B> class Ahead {
     StepFacts facts;
     double* losses = nullptr;
     std::int64_t step = 0;
+    std::shared_ptr<void const> kept;
   };
 
   [[gnu::cold]] void finish_first(B& backend) {
     std::size_t const number = first_++ % slots_.size();
     Slot& slot = slots_[number];
     std::exception_ptr failure = backend.await(number, slot.step);
+    slot.kept = nullptr;
     Metrics metrics;
     if (!failure)
       metrics = metrics_of(slot.facts, slot.losses, backend.results(number, slot.losses));

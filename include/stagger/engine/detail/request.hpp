@@ -49,7 +49,8 @@ struct StepArguments {
 struct Request {
   StepArguments arguments;
   std::shared_ptr<Program const> program{};
-  std::uint32_t number = 0;  // counts the session's requests
+  std::uint32_t number = 0;            // counts the session's requests
+  std::shared_ptr<void const> kept{};  // a batch that was given as a temporary
 };
 
 }  // namespace stagger::detail

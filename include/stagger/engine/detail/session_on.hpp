@@ -296,7 +296,7 @@ template <class Device> class SessionOn final : public MachineSession {
         prepare(request, std::move(stop), slot);
         backend_.enqueue(slot);
         machine_.end_step();
-        return &ahead_.add(losses_.facts(), losses_.values(), machine_.steps());
+        return &ahead_.add(losses_.facts(), losses_.values(), machine_.steps(), request.kept);
       }
     return StepOwner::enqueue(request, std::move(stop), metrics);
   }
@@ -341,6 +341,15 @@ template <class Device> class SessionOn final : public MachineSession {
       leave();
       throw;
     }
+  }
+
+  [[gnu::cold]] void abandon(bool started) override {
+    Cancel{this}();
+    if (!started)
+      drive();
+    else if constexpr (requires { backend_.withdraw(); })
+      backend_.withdraw();
+    static_cast<void>(end());
   }
 
   [[gnu::cold]] Metrics end() override {

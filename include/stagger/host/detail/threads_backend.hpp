@@ -157,6 +157,8 @@ class ThreadsBackend : detail::Spinning {
     caller_.ask(then, *this);
     return true;
   }
+  /// Does not resume what `start` was given. Returns when the step is done.
+  void withdraw() noexcept { caller_.withdraw(*this); }
 
   /// Ends the step with an error; ranks stop before their next action.
   [[gnu::cold]] void fail(std::exception_ptr failure) noexcept {
