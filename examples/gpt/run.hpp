@@ -208,7 +208,6 @@ template <class Platform> class Run {
                    "that of a run that never stopped\n",
                    restored.file.c_str(),
                    differences(restored.state.settings, describe_training(config_, text_)).c_str());
-    train_->resume(restored.state.step);
     saved_ = restored.state.step;
     if (platform_.is_first_process())
       std::fprintf(stderr, "going on from %s\n", restored.file.c_str());

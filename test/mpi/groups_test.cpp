@@ -251,8 +251,8 @@ TEST_CASE("mpi/groups: a checkpoint of groups of two is read by groups of four, 
   folder.checkpoints().write({train.steps(), 7, "split model", ""}, train);
   MPI_Barrier(MPI_COMM_WORLD);
   auto const restore = [&](auto& into) {
-    auto const found = folder.checkpoints().restore("split model", into);
-    into.resume(found.state.step);
+    static_cast<void>(folder.checkpoints().restore("split model", into));
+    CHECK(into.steps() == train.steps());
   };
   auto one = one_device<double>(two);
   auto const found = folder.checkpoints().restore("split model", one.parameters());

@@ -17,7 +17,8 @@
 /// | `element_wise` | once, in `with` | whether it updates every element independently of the others; if not, it is refused where ranks or workers each update a part of a parameter |
 /// | `update(view, gradient_scale, step)` | for each parameter to which something was added, or part of one, once its gradient is complete | writes `next`, and the state |
 /// | `change(view, gradient_scale, step)` | likewise, of workers that push changes; optional | writes to `next` what `update` would add to `value`; without it, the engine subtracts |
-/// | `fields()` | where processes or workers compare its numbers; optional | `std::tie` of all of them; processes need it unless all members are double, or all are float |
+/// | `fields()` | where processes or workers compare its numbers, and in checkpoints; optional | `std::tie` of all of them; processes need it, and checkpoints to know them, unless all members are double, or all are float |
+/// | `name` | in checkpoints; optional | `static constexpr std::string_view`; without it, the name of its type as the compiler writes it. A type that is derived from one with a name needs its own if its state means something else |
 /// | `check()` | in `with`, and when a step is asked for; optional | throws for numbers that cannot train |
 /// | `enqueues` | compiling `with`; optional | true: `update` enqueues a kernel, as that of cuda::Enqueued |
 ///
@@ -50,6 +51,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
 
 #include <stagger/core/error.hpp>
@@ -107,6 +109,7 @@ namespace optimizer {
 /// value -= rate * velocity.
 struct Sgd {
   using policy_tag = OptimizerTag;
+  static constexpr std::string_view name = "Sgd";
   static constexpr int states = 1;
   static constexpr bool element_wise = true;
 
@@ -149,6 +152,7 @@ struct Sgd {
 /// Adam with decoupled weight decay.
 struct AdamW {
   using policy_tag = OptimizerTag;
+  static constexpr std::string_view name = "AdamW";
   static constexpr int states = 2;
   static constexpr bool element_wise = true;
 

@@ -6,17 +6,23 @@
 /// of 8 bytes:
 ///
 ///     8 bytes   "stgrckpt"
-///     u32 u32   version of the format (1), number of parameters
+///     u32 u32   version of the format (2), number of parameters
 ///     u64       size of the file, in bytes
 ///     i64 u64   step, seed
 ///     u64 u64   lengths of the two texts, in bytes
-///     ...       model, settings
+///     u64 u64   length of the optimizer's name (0: unknown), number of its numbers
+///     ...       model, settings, the optimizer's name
+///     then for each of its numbers
+///     u32 u32   kind (0: f64, 1: i64, 2: u64), 0
+///     u64 u64   bits: as it was given to Pipeline::with, and as it was at this step
 ///     then for each parameter
 ///     u32 u32   element type (0: f32, 1: f64), length of the name
 ///     u64 x 3   bytes of the value and of the two states of the optimizer
 ///     ...       name, value, first state, second state
 ///     u64       checksum of all words of 8 bytes before: from
 ///               h = 0x9e3779b97f4a7c15: h = (h ^ word) * 0xff51afd7ed558ccd; h ^= h >> 32
+///
+/// Files of version 1, which say nothing of the optimizer, are read, too.
 
 #include <algorithm>
 #include <array>
@@ -35,6 +41,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/train/detail/optimizer_record.hpp>
 
 namespace stagger {
 
@@ -49,7 +56,18 @@ struct CheckpointState {
 struct RestoredCheckpoint {
   CheckpointState state;
   std::string file;                   ///< path of the checkpoint
-  std::vector<std::string> warnings;  ///< one sentence for each newer file that could not be used
+  std::vector<std::string> warnings;  ///< one sentence for each newer file that could not be used,
+                                      ///< and for one that does not say which optimizer wrote it
+};
+
+/// What is taken from a checkpoint.
+enum class Restore : std::uint8_t {
+  everything,  ///< values, the optimizer's state, and its numbers where they changed in the run, as a
+  ///< rate that follows a schedule does; another optimizer, or other numbers, are refused
+  other_optimizer,  ///< values and state, whichever optimizer wrote them, if they have the sizes of
+                    ///< this program's, which keeps its own numbers
+  values  ///< values alone, whichever optimizer wrote them, to predict or to begin anew: state becomes
+          ///< zero, and the trainer is at step 0
 };
 
 namespace detail {
@@ -84,7 +102,7 @@ inline void remove_other_checkpoints(std::string const& folder, std::int64_t ste
 }
 
 inline constexpr std::string_view checkpoint_magic = "stgrckpt";
-inline constexpr std::uint32_t checkpoint_version = 1;
+inline constexpr std::uint32_t checkpoint_version = 2;
 
 [[nodiscard]] inline std::array<std::span<std::byte>, 3> blocks_of(
     ParameterState const& parameter) {
@@ -102,8 +120,9 @@ inline constexpr std::uint32_t checkpoint_version = 1;
 }
 
 inline void write_head(CheckedWriter& out, CheckpointState const& state,
-                       List<ParameterShape> const& shapes) {
-  std::uint64_t size = 56 + padded(state.model.size()) + padded(state.settings.size()) + 8;
+                       OptimizerRecord const& optimizer, List<ParameterShape> const& shapes) {
+  std::uint64_t size = 72 + padded(state.model.size()) + padded(state.settings.size()) +
+                       padded(optimizer.name.size()) + optimizer.given.size() * 24 + 8;
   for (auto const& shape : shapes) {
     size += 32 + padded(shape.name.size());
     for (std::uint64_t const bytes : block_bytes_of(shape)) size += padded(bytes);
@@ -115,8 +134,16 @@ inline void write_head(CheckedWriter& out, CheckpointState const& state,
   out.u64(state.seed);
   out.u64(state.model.size());
   out.u64(state.settings.size());
+  out.u64(optimizer.name.size());
+  out.u64(optimizer.given.size());
   out.text(state.model);
   out.text(state.settings);
+  out.text(optimizer.name);
+  for (std::size_t i = 0; i < optimizer.given.size(); ++i) {
+    out.u32(static_cast<std::uint32_t>(optimizer.given[i].kind), 0);
+    out.u64(optimizer.given[i].bits);
+    out.u64(optimizer.now[i].bits);
+  }
 }
 inline void write_parameter(CheckedWriter& out, ParameterShape const& shape,
                             ParameterState const& parameter) {
@@ -135,6 +162,7 @@ struct ParsedCheckpoint {
     std::array<std::uint64_t, 3> blocks{};
   };
   CheckpointState state;
+  OptimizerRecord optimizer;
   std::vector<Entry> entries;
 };
 
@@ -142,8 +170,8 @@ inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
   if (in.text(checkpoint_magic.size()) != checkpoint_magic)
     in.refuse("does not begin with the 8 bytes that identify a checkpoint");
   std::uint32_t const version = in.u32();
-  if (version != checkpoint_version)
-    in.refuse(text("has version ", version, " of the format, this program reads version ",
+  if (version < 1 || version > checkpoint_version)
+    in.refuse(text("has version ", version, " of the format, this program reads versions 1 to ",
                    checkpoint_version));
   std::uint32_t const count = in.u32();
   std::uint64_t const size = in.u64();
@@ -157,14 +185,25 @@ inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
   parsed.state.seed = in.u64();
   std::uint64_t const model = in.u64();
   std::uint64_t const settings = in.u64();
+  std::uint64_t const name = version == 1 ? 0 : in.u64();
+  std::uint64_t const numbers = version == 1 ? 0 : in.u64();
   parsed.state.model = in.text(model);
   parsed.state.settings = in.text(settings);
+  parsed.optimizer.name = in.text(name);
+  for (std::uint64_t i = 0; i < numbers; ++i) {
+    std::uint32_t const kind = in.u32();
+    if (kind > static_cast<std::uint32_t>(PolicyNumber::Kind::natural) || in.u32() != 0)
+      in.refuse("has a number of the optimizer of an unknown kind");
+    auto const bits = in.u64();
+    parsed.optimizer.given.push_back({static_cast<PolicyNumber::Kind>(kind), bits});
+    parsed.optimizer.now.push_back({static_cast<PolicyNumber::Kind>(kind), in.u64()});
+  }
   for (std::uint32_t i = 0; i < count; ++i) {
     ParsedCheckpoint::Entry entry;
     entry.type = in.u32();
-    std::uint32_t const name = in.u32();
+    std::uint32_t const length = in.u32();
     for (auto& bytes : entry.sizes) bytes = in.u64();
-    entry.name = in.text(name);
+    entry.name = in.text(length);
     for (std::size_t b = 0; b < entry.sizes.size(); ++b) entry.blocks[b] = in.block(entry.sizes[b]);
     parsed.entries.push_back(std::move(entry));
   }
@@ -174,7 +213,7 @@ inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
 
 // Throws unless the checkpoint fits the model.
 inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
-                        List<ParameterShape> const& shapes, std::string const& path) {
+                        List<ParameterShape> const& shapes, std::string const& path, Restore what) {
   auto const refuse = [&](std::string const& difference) {
     raise(Errc::mismatch, "the checkpoint ", path, " belongs to another model: ", difference,
           "; use the settings it was written with, or another folder");
@@ -191,10 +230,16 @@ inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
     if (entry.type != static_cast<std::uint32_t>(shape.type))
       refuse("parameter '" + shape.name + "' has another element type there");
     auto const bytes = block_bytes_of(shape);
-    for (std::size_t b = 0; b < bytes.size(); ++b)
+    if (entry.sizes[0] != bytes[0])
+      refuse(text("parameter '", shape.name, "' has ", std::to_string(entry.sizes[0]),
+                  " bytes there, here ", bytes[0]));
+    for (std::size_t b = 1; b < bytes.size() && what != Restore::values; ++b)
       if (entry.sizes[b] != bytes[b])
-        refuse(text(b == 0 ? "parameter '" : "the optimizer's state of '", shape.name, "' has ",
-                    std::to_string(entry.sizes[b]), " bytes there, here ", bytes[b]));
+        raise(Errc::mismatch, "the checkpoint ", path, " was written with another optimizer",
+              parsed.optimizer.name.empty() ? std::string() : ", " + words_of(parsed.optimizer),
+              ": the optimizer's state of '", shape.name, "' has ", entry.sizes[b],
+              " bytes there, here ", bytes[b],
+              "; give it that one, or take the values alone, as for predictions: Restore::values");
   }
 }
 
@@ -234,55 +279,71 @@ class Checkpoints {
   /// @throws Error  with Errc::io, or bad_configuration unless 0 <= step <= 2^48; the checkpoints
   ///                that existed before still exist
   void write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
-    write(state, detail::shapes_of(parameters), [&](auto const& add) {
+    write(state, {}, detail::shapes_of(parameters), [&](auto const& add) {
       for (auto const& parameter : parameters) add(parameter);
       return true;
     });
   }
-  /// Writes a checkpoint of a trainer, one parameter after the other. Over processes all call it,
-  /// and process 0 writes without ever having the whole model in memory.
+  /// Writes a checkpoint of a trainer, one parameter after the other, with the name and the numbers
+  /// of its optimizer. Over processes all call it, and process 0 writes without ever having the
+  /// whole model in memory.
   /// @tparam Train  a Trainer
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   void write(CheckpointState const& state, Train& train) const {
-    write(state, train.parameter_shapes(),
-          [&](auto const& add) { return train.each_parameter(0, add); });
+    write(state, detail::optimizer_record(train.given_optimizer(), train.optimizer()),
+          train.parameter_shapes(), [&](auto const& add) { return train.each_parameter(0, add); });
   }
 
   /// Reads the newest checkpoint that is whole into `parameters`. Nothing is changed before
   /// everything is checked. Blocks are then read one after the other, so only a disk error at that
-  /// point leaves some parameters changed.
+  /// point leaves some parameters changed. The optimizer is not compared, only the size of its
+  /// state, and the step is for the caller to take over.
   /// @param model  must be what `write` was given
+  /// @param what   everything and other_optimizer are the same here
   /// @throws Error  with Errc::io if there is none, Errc::bad_data if none is whole, Errc::mismatch
   ///                if the newest whole one belongs to another model; parameters are then as before
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
-                                           std::span<ParameterState const> parameters) const {
-    return restore(model, detail::shapes_of(parameters), parameters);
+                                           std::span<ParameterState const> parameters,
+                                           Restore what = Restore::everything) const {
+    return restore(model, detail::shapes_of(parameters), parameters, what, nullptr,
+                   [](detail::OptimizerRecord const&) { return true; });
   }
-  /// Likewise into those parameters of a trainer that this process has; call Trainer::prepare
-  /// first.
-  /// @throws Error  also bad_configuration for a worker, which takes its weights from a server
+  /// Likewise into those parameters of a trainer that this process has; over processes, call
+  /// Trainer::prepare first. The trainer is then at the step of the checkpoint, and its optimizer
+  /// has the numbers of that step.
+  /// @throws Error  also mismatch for another optimizer, or one that was given other numbers, unless
+  ///                `what` allows it; bad_configuration for a worker, which takes its weights from a
+  ///                server
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
-  [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train) const {
+  [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train,
+                                           Restore what = Restore::everything) const {
     if (!train.staleness().empty())
       raise(Errc::bad_configuration,
             "a checkpoint cannot be restored into a worker, since its next step takes the weights "
             "of the parameter server that it has joined; begin the layers of all workers with the "
             "checkpoint's values, or let the server be durable");
-    return restore(model, train.parameter_shapes(), train.own_parameters());
+    auto const here = detail::optimizer_record(train.given_optimizer(), train.optimizer());
+    auto const restored = restore(model, train.parameter_shapes(), train.own_parameters(), what,
+                                  &here, [&](detail::OptimizerRecord const& there) {
+                                    return detail::set_numbers(train.optimizer(), there.now);
+                                  });
+    train.resume(what == Restore::values ? 0 : restored.state.step);
+    return restored;
   }
 
  private:
   /// @param each  calls its argument with every parameter; returns whether this process writes
   template <class Each>
-  void write(CheckpointState const& state, List<ParameterShape> const& shapes, Each&& each) const {
+  void write(CheckpointState const& state, detail::OptimizerRecord const& optimizer,
+             List<ParameterShape> const& shapes, Each&& each) const {
     // No name of a file would say that it is below 0, and all others would be removed.
     detail::require_step(state.step, "a checkpoint cannot be of");
     std::optional<detail::CheckedWriter> out;
     auto const begin = [&] {
       out.emplace(path(state.step));
-      detail::write_head(*out, state, shapes);
+      detail::write_head(*out, state, optimizer, shapes);
     };
     std::size_t next = 0;
     if (!each([&](ParameterState const& parameter) {
@@ -294,9 +355,15 @@ class Checkpoints {
     out->commit();
     detail::remove_other_checkpoints(folder_, state.step);
   }
+  /// @param here  the optimizer that goes on; null: unknown
+  /// @param set   called with the optimizer that wrote the checkpoint, takes over its numbers.
+  ///              @return whether it could
+  template <class Set>
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
                                            List<ParameterShape> const& shapes,
-                                           std::span<ParameterState const> parameters) const {
+                                           std::span<ParameterState const> parameters, Restore what,
+                                           detail::OptimizerRecord const* here,
+                                           Set const& set) const {
     auto const found = steps();
     if (found.empty())
       raise(Errc::io, "the folder ", folder_,
@@ -307,11 +374,24 @@ class Checkpoints {
       try {
         detail::CheckedReader in(restored.file, "the checkpoint");
         auto const parsed = detail::parse_checkpoint(in);
-        detail::check_model(parsed, model, shapes, restored.file);
+        bool const known = here != nullptr && !parsed.optimizer.name.empty();
+        detail::check_model(parsed, model, shapes, restored.file, what);
+        if (known && what == Restore::everything)
+          detail::require_optimizer(parsed.optimizer, *here, restored.file);
+        if (known && what == Restore::everything && !set(parsed.optimizer))
+          raise(Errc::mismatch, "the numbers of the optimizer ", here->name,
+                " have changed in the run that wrote ", restored.file,
+                ", and cannot be set; let its fields() return std::tie of members");
+        if (!known && here != nullptr && what == Restore::everything)
+          restored.warnings.push_back(text(
+              restored.file, " does not say which optimizer wrote it, so that none was compared"));
         for (std::size_t i = 0; i < parameters.size(); ++i) {
           auto const blocks = detail::blocks_of(parameters[i]);
           for (std::size_t b = 0; b < blocks.size(); ++b)
-            in.read(parsed.entries[i].blocks[b], blocks[b]);
+            if (b == 0 || what != Restore::values)
+              in.read(parsed.entries[i].blocks[b], blocks[b]);
+            else
+              std::fill(blocks[b].begin(), blocks[b].end(), std::byte{});
         }
         restored.state = parsed.state;
         return restored;

@@ -127,8 +127,8 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
 
   // Those that report other arguments, and a const trainer; and those for a batch that is a
   // temporary, or moved: the step keeps it.
-  using Wrong::step, Wrong::stream, Wrong::evaluate, Wrong::predict;
   using Keeping::step, Keeping::stream, Keeping::evaluate, Keeping::predict;
+  using Wrong::step, Wrong::stream, Wrong::evaluate, Wrong::predict;
 
   /// One optimizer step on a minibatch.
   /// @param batch  [microbatches >= 1] must stay valid until the step is done

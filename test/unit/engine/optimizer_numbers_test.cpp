@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/engine/setup.hpp>
 
+#include <cstdint>
 #include <string>
 #include <tuple>
 
@@ -65,6 +66,35 @@ TEST_CASE("engine/optimizer_numbers: words have the type, and numbers that diffe
   CHECK_THAT(policy_words(Gaps{}), Catch::EndsWith("Gaps()"));
   CHECK_THAT(policy_words(Derived{{.rate = 0.5}}),
              Catch::EndsWith("Derived(0.5, 0.9, 0.999, 1e-08, 0.01)"));
+}
+
+TEST_CASE("engine/optimizer_numbers: numbers of any type are kept and set again", "[engine]") {
+  using detail::policy_numbers;
+  using detail::set_numbers;
+  Named const from{.kind = -2, .rate = 1e-300, .warm_up = -7, .note = "stays there"};
+  Named to{.note = "here"};
+  CHECK(set_numbers(to, policy_numbers(from)));
+  CHECK(to.kind == -2);
+  CHECK(to.rate == 1e-300);
+  CHECK(to.warm_up == -7);
+  CHECK(to.note == "here");
+  Floats floats;
+  CHECK(set_numbers(floats, policy_numbers(Floats{.rate = 0.1F, .beta = -1})));
+  CHECK(floats.rate == 0.1F);
+  CHECK(floats.beta == -1);
+  Derived derived;
+  CHECK(set_numbers(derived, policy_numbers(Derived{{.beta2 = 0.5}})));
+  CHECK(derived.beta2 == 0.5);
+  CHECK(policy_numbers(Gaps{}).empty());
+  CHECK(policy_numbers(Nothing{}).empty());
+  std::string words = "(";
+  detail::append_number(words, detail::policy_number(std::uint64_t{1} << 63U));
+  detail::append_number(words, detail::policy_number(INT64_MIN));
+  detail::append_number(words, detail::policy_number(0.1));
+  CHECK(words == "(9223372036854775808, -9223372036854775808, 0.1");
+  CHECK(detail::policy_name<optimizer::Sgd>() == "Sgd");
+  CHECK(detail::policy_name<Derived>() == "AdamW");
+  CHECK_THAT(detail::policy_name<Floats>(), Catch::EndsWith("Floats"));
 }
 
 TEST_CASE("engine/optimizer_numbers: bytes that are no numbers are not looked at", "[engine]") {

@@ -6,10 +6,14 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <string_view>
 #include <thread>
+#include <tuple>
 
 #include <sys/resource.h>
 #include <sys/wait.h>
+
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 
@@ -431,6 +435,281 @@ TEST_CASE(
     step = restored.state.step;
   }
   CHECK(step > 5);
+}
+
+namespace {
+
+/// y = a x, with two parameters that both count.
+struct Scale {
+  using Input = float;
+  using Output = float;
+  stagger::Parameter<> a{"a", {1.5F, 0.25F}};
+  auto parameters() { return std::tie(a); }
+  void forward(stagger::Context& context, float const& x, float& y, stagger::NothingSaved&) {
+    y = context[a][0] * x + context[a][1];
+  }
+  void backward(stagger::Context& context, float const& x, float const& dy, float& dx,
+                stagger::NothingSaved&) {
+    dx = context[a][0] * dy;
+    context.gradient(a)[0] += dy * x;
+    context.gradient(a)[1] += dy;
+  }
+};
+struct Square {
+  using policy_tag = stagger::LossTag;
+  using Target = float;
+  double terms(float) const { return 1; }
+  double value(stagger::Context&, float y, float target) const {
+    return (y - target) * (y - target);
+  }
+  double value_and_gradient(stagger::Context& context, float y, float target, double scale,
+                            float& dy) const {
+    dy = static_cast<float>(2 * scale) * (y - target);
+    return value(context, y, target);
+  }
+};
+
+/// Optimizers with as many states as AdamW, and numbers of several types.
+struct Own {
+  using policy_tag = stagger::OptimizerTag;
+  static constexpr int states = 2;
+  static constexpr bool element_wise = true;
+  double rate = 0.1;
+  float decay = 0.5F;
+  int warm_up = -3;
+  bool plain = false;
+  auto fields() const { return std::tie(rate, decay, warm_up, plain); }
+  template <class T>
+  void update(stagger::OptimizerView<T> const& v, double scale, std::int64_t step) const noexcept {
+    for (std::size_t i = 0; i < v.size; ++i) {
+      v.state[0][i] = static_cast<T>(decay) * v.state[0][i] + v.gradient[i] * static_cast<T>(scale);
+      v.state[1][i] += static_cast<T>(plain ? 1 : step);
+      v.next[i] = v.value[i] - static_cast<T>(rate / (10 + warm_up)) * v.state[0][i];
+    }
+  }
+};
+struct Copies : Own {
+  auto fields() const { return std::make_tuple(rate, decay, warm_up, plain); }
+};
+struct Renamed : stagger::optimizer::AdamW {
+  static constexpr std::string_view name = "Renamed";
+};
+
+template <class O> auto trainer(O optimizer) {
+  return stagger::Pipeline{Scale{}, Scale{}}.with(Square{}, optimizer, stagger::host::Threads{2});
+}
+stagger::Batch<float, float> const data{{1, 2}, {5, 10}};
+
+template <class Train> std::vector<std::byte> bits(Train& train) {
+  std::vector<std::byte> all;
+  for (auto const& parameter : train.parameters())
+    for (auto const& block : stagger::detail::blocks_of(parameter))
+      all.insert(all.end(), block.begin(), block.end());
+  return all;
+}
+/// Takes three steps, the numbers of each by `schedule(optimizer, step)`.
+template <class Train, class Schedule> void advance(Train& train, Schedule const& schedule) {
+  for (int s = 0; s < 3; ++s) {
+    schedule(train.optimizer(), train.steps());
+    stagger::run(train.step(data));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("train/Checkpoints: a restored trainer goes on to the bit, with step and numbers",
+          "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto const check = [&](auto optimizer, auto const& schedule, auto const& number) {
+    auto whole = trainer(optimizer);
+    advance(whole, schedule);
+    checkpoints.write(state(whole.steps()), whole);
+    auto resumed = trainer(optimizer);
+    auto const found = checkpoints.restore("a model", resumed);
+    CHECK(found.warnings.empty());
+    CHECK(resumed.steps() == 3);
+    CHECK(number(resumed.optimizer()) == number(whole.optimizer()));
+    CHECK(number(resumed.optimizer()) != number(optimizer));
+    CHECK(bits(resumed) == bits(whole));
+    stagger::run(whole.step(data));  // with the numbers of the last step
+    stagger::run(resumed.step(data));
+    CHECK(bits(resumed) == bits(whole));
+    advance(whole, schedule);
+    advance(resumed, schedule);
+    CHECK(bits(resumed) == bits(whole));
+    CHECK(resumed.steps() == 7);
+  };
+  auto const falls = [](auto& optimizer, std::int64_t step) {
+    optimizer.rate = 0.002 / (1.0 + static_cast<double>(step));
+  };
+  auto const rate = [](auto const& optimizer) { return optimizer.rate; };
+  check(stagger::optimizer::AdamW{.rate = 0.1}, falls, rate);
+  check(stagger::optimizer::Sgd{.rate = 0.1, .momentum = 0.9}, falls, rate);
+  check(Own{}, falls, rate);
+  check(
+      Own{.rate = 0.02},
+      [](Own& own, std::int64_t step) {
+        own.decay = 0.25F;
+        own.warm_up = static_cast<int>(step % 4) - 2;
+        own.plain = step > 0;
+      },
+      [](Own const& own) { return std::tuple(own.decay, own.warm_up, own.plain); });
+  // A program whose schedule begins elsewhere: what changed in the run is not compared.
+  auto changed = trainer(Own{});
+  changed.optimizer().rate = 0.03;
+  checkpoints.write(state(9), changed);
+  auto later = trainer(Own{.rate = 0.05});
+  CHECK_NOTHROW(checkpoints.restore("a model", later));
+  CHECK(later.optimizer().rate == 0.03);
+}
+
+TEST_CASE("train/Checkpoints: another optimizer is refused in one sentence, unless it is meant",
+          "[train]") {
+  using stagger::Restore;
+  using stagger::optimizer::AdamW;
+  using stagger::optimizer::Sgd;
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto const remedy =
+      "; give it that one, or say what is meant: Restore::other_optimizer goes on with this one "
+      "and that one's state, Restore::values takes the values alone, as for predictions";
+  auto const refused = [&](auto written, auto other, std::string const& there,
+                           std::string const& here) {
+    auto train = trainer(written);
+    advance(train, [](auto& optimizer, std::int64_t) { optimizer.rate = 0.01; });
+    checkpoints.write(state(3), train);
+    auto reads = trainer(other);
+    stagger::run(reads.step(data));
+    auto const before = bits(reads);
+    auto const text = refusal([&] { return checkpoints.restore("a model", reads); });
+    CHECK_THAT(text, Catch::StartsWith("the checkpoint " + checkpoints.path(3) +
+                                       " was written with the optimizer " + there) &&
+                         Catch::Contains(", and this pipeline has " + here) &&
+                         Catch::EndsWith(remedy));
+    CHECK(bits(reads) == before);
+    CHECK(reads.steps() == 1);
+    CHECK(reads.optimizer().rate == other.rate);
+
+    CHECK_NOTHROW(checkpoints.restore("a model", reads, Restore::other_optimizer));
+    CHECK(bits(reads) == bits(train));
+    CHECK(reads.steps() == 3);
+    CHECK(reads.optimizer().rate == other.rate);
+
+    CHECK_NOTHROW(checkpoints.restore("a model", reads, Restore::values));
+    CHECK(reads.steps() == 0);
+    auto const values = reads.parameters();
+    for (std::size_t p = 0; p < values.size(); ++p) {
+      CHECK(values[p].template values<float>()[1] ==
+            train.parameters()[p].template values<float>()[1]);
+      for (auto const& block : values[p].state)
+        for (std::byte const byte : block) CHECK(byte == std::byte{0});
+    }
+  };
+  refused(AdamW{}, Own{}, "AdamW(0.001, 0.9, 0.999, 1e-08, 0.01)", "checkpoint_test::");
+  refused(Own{}, AdamW{}, "checkpoint_test::", "AdamW(0.001, 0.9, 0.999, 1e-08, 0.01)");
+  refused(AdamW{}, AdamW{.beta1 = 0.5}, "AdamW(0.001, 0.9, ", "AdamW(0.001, 0.5, ");
+  refused(AdamW{}, Renamed{}, "AdamW(", "Renamed(");
+  refused(Sgd{.momentum = 0.9}, Sgd{}, "Sgd(0.01, 0.9, 0)", "Sgd(0.01, 0, 0)");
+  refused(Sgd{.rate = 0.01}, Sgd{.rate = 0.02}, "Sgd(0.01, 0, 0)", "Sgd(0.02, 0, 0)");
+  refused(Own{.rate = 0.01}, Own{.rate = 0.01, .warm_up = 4}, "checkpoint_test::", "checkpoint");
+  // With another number of states.
+  auto adam = trainer(AdamW{});
+  auto sgd = trainer(Sgd{});
+  checkpoints.write(state(3), adam);
+  for (Restore const what : {Restore::everything, Restore::other_optimizer}) {
+    auto const text = refusal([&] { return checkpoints.restore("a model", sgd, what); });
+    CHECK_THAT(text, Catch::Contains("AdamW(0.001") && Catch::Contains("Restore::values"));
+  }
+  CHECK_THROWS_WITH(checkpoints.restore("a model", sgd, Restore::other_optimizer),
+                    Catch::Contains("the optimizer's state of '0.a' has 8 bytes there, here 0"));
+}
+
+TEST_CASE("train/Checkpoints: a pipeline that only predicts takes the values alone", "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto train = trainer(stagger::optimizer::AdamW{.rate = 0.1});
+  for (int s = 0; s < 3; ++s) stagger::run(train.step(data));
+  checkpoints.write(state(3), train);
+  auto predicts = stagger::Pipeline{Scale{}, Scale{}}.with(stagger::host::Threads{1});
+  CHECK_THROWS_WITH(checkpoints.restore("a model", predicts),
+                    Catch::Contains("as for predictions"));
+  CHECK_THROWS_WITH(checkpoints.restore("a model", predicts.parameters()),
+                    Catch::Contains("as for predictions: Restore::values"));
+  auto const found = checkpoints.restore("a model", predicts, stagger::Restore::values);
+  CHECK(found.state.step == 3);
+  std::vector<float> expected(2);
+  std::vector<float> outputs(2);
+  stagger::run(train.predict(data.inputs, expected));
+  stagger::run(predicts.predict(data.inputs, outputs));
+  CHECK(outputs == expected);
+}
+
+TEST_CASE("train/Checkpoints: numbers that cannot be set are refused before anything changes",
+          "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto train = trainer(Copies{});
+  train.optimizer().rate = 0.2;
+  stagger::run(train.step(data));
+  checkpoints.write(state(1), train);
+  auto reads = trainer(Copies{});
+  auto const before = bits(reads);
+  CHECK_THROWS_WITH(checkpoints.restore("a model", reads),
+                    Catch::Contains("let its fields() return std::tie of members"));
+  CHECK(bits(reads) == before);
+  CHECK(reads.steps() == 0);
+  reads.optimizer().rate = 0.2;  // nothing to set
+  CHECK_NOTHROW(checkpoints.restore("a model", reads));
+  CHECK(bits(reads) == bits(train));
+}
+
+TEST_CASE("train/Checkpoints: a file of version 1 is read, and says that it names no optimizer",
+          "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto train = trainer(stagger::optimizer::Sgd{});
+  stagger::run(train.step(data));
+  checkpoints.write(state(5), train.parameters());  // without an optimizer: two zeros
+  auto bytes = read(checkpoints.path(5));
+  CHECK(std::vector<char>(bytes.begin() + 56, bytes.begin() + 72) == std::vector<char>(16, '\0'));
+  bytes.erase(bytes.begin() + 56, bytes.begin() + 72);
+  bytes[8] = 1;  // version
+  bytes[16] = static_cast<char>(bytes.size() & 0xffU);
+  bytes[17] = static_cast<char>(bytes.size() >> 8U);
+  seal(bytes);
+  write(checkpoints.path(5), bytes);
+  auto reads = trainer(stagger::optimizer::Sgd{.momentum = 0.5});
+  auto const found = checkpoints.restore("a model", reads);
+  CHECK(found.warnings ==
+        std::vector<std::string>{checkpoints.path(5) + " does not say which optimizer wrote it, so "
+                                                       "that none was compared"});
+  CHECK(reads.steps() == 5);
+  CHECK(bits(reads) == bits(train));
+}
+
+TEST_CASE("train/Checkpoints: an optimizer that lies under a right checksum is refused or read",
+          "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto train = trainer(Own{});
+  checkpoints.write(state(5), train);
+  auto const good = read(checkpoints.path(5));
+  int refusals = 0;
+  for (std::size_t i = 56; i < 72 + 64 + 96; ++i)  // lengths, texts and numbers
+    for (int value : {0x00, 0x01, 0x7f, 0xff}) {
+      auto bad = good;
+      bad[i] = static_cast<char>(value);
+      seal(bad);
+      write(checkpoints.path(5), bad);
+      try {
+        (void)checkpoints.restore("a model", train);
+      } catch (stagger::Error const& error) {
+        ++refusals;
+        CHECK(contains(error.what(), checkpoints.path(5)));
+      }
+    }
+  CHECK(refusals > 100);
 }
 
 }  // namespace checkpoint_test

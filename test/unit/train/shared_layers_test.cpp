@@ -81,7 +81,7 @@ TEST_CASE("train/groups: a checkpoint of one group size is read with any other, 
     auto const found = checkpoints.restore("five linear layers", read);
     CHECK(found.state.step == 3);
     CHECK(found.warnings.empty());
-    read.resume(found.state.step);
+    CHECK(read.steps() == 3);
     TemporaryFolder const again;
     sg::Checkpoints const copy(again.path());
     copy.write(at(3), read);
@@ -100,7 +100,7 @@ TEST_CASE("train/groups: a checkpoint read by the same groups goes on with the s
   sg::Checkpoints const checkpoints(folder.path());
   checkpoints.write(at(2), written);
   auto read = adam_pipeline(sg::host::Threads{2}, of);
-  read.resume(checkpoints.restore("five linear layers", read).state.step);
+  static_cast<void>(checkpoints.restore("five linear layers", read));
   for (int step = 2; step < 5; ++step) {
     train_for(written, step, step + 1);
     train_for(read, step, step + 1);

@@ -48,8 +48,8 @@ class Owners {
   void gather(Exchange& world, HeldParameters const& held, Placement const& placement,
               int to) const {
     auto& machine = held.machine;
+    require(world, to, -1);
     if (!machine.shards()) {
-      require(world, to);
       machine.model.put_back_wholes();
       return bring_layers(world, held, to, gathering);
     }
@@ -163,8 +163,8 @@ class Owners {
     }
   }
 
-  static void require(Exchange const& world, int process) {
-    if (process >= world.size())
+  static void require(Exchange const& world, int process, int lowest = 0) {
+    if (process < lowest || process >= world.size())
       raise(Errc::bad_configuration, "parameters cannot be gathered in process ", process,
             "; there are processes 0 to ", world.size() - 1);
   }
