@@ -45,7 +45,7 @@ auto worker(Model const& model, sg::collective::ParameterServer const& server, i
             std::vector<int> cuts, Optimizer const& optimizer, Device device, double clip = 0) {
   std::vector<Of> stack;
   for (int l = 0; l < static_cast<int>(layers); ++l) stack.emplace_back(l);
-  sg::Options options{.non_finite = non_finite};
+  sg::Options options{.non_finite = workers_oracle::non_finite};
   if (clip != 0) options.clip_norm = clip;
   return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
                                                              model, server.worker(number), Loss{},
@@ -724,7 +724,7 @@ TEST_CASE("staleness/OverlappedSynchronous: a gradient that is not finite is not
     CHECK(weights(train) == before);
   };
   refuses("is not finite, so nothing was updated after step 1");
-  LetThemPush const whatever;
+  workers_oracle::LetThemPush const whatever;
   refuses("is not finite in step 1 of this worker");
 }
 
