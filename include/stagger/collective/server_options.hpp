@@ -12,7 +12,8 @@
 
 namespace stagger::collective {
 
-/// What a server does when a worker fails or leaves, during a stream or between steps.
+/// What a server does when a worker fails, during a stream or between steps. Nobody waits for one
+/// that has left, until it joins again.
 enum class OnFailure : std::uint8_t {
   fail_fast,  ///< the streams of all others end too
   go_on,      ///< the others go on without it; what it has pushed stays, and it may come back
@@ -65,6 +66,22 @@ inline constexpr int most_workers = 1 << 16;
     raise(Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
           options.durable, " keeps no log there; use ServerOptions::durable or ServerOptions::log");
   return options;
+}
+
+/// @throws Error  bad_configuration for a staleness model that does not work with the options
+[[gnu::cold]] inline void require_possible(ServerOptions const& options, WorkerRules const& rules) {
+  if (rules.late != nullptr && options.on_failure == OnFailure::go_on && !options.durable.empty())
+    raise(
+        Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
+        options.durable,
+        " cannot go on without a worker whose layers may be late; use OnFailure::fail_fast, or no "
+        "ServerOptions::durable");
+  if (rules.late != nullptr && !options.durable.empty() && late_words(rules).empty())
+    raise(Errc::bad_configuration,
+          "a parameter server cannot keep the numbers of this staleness model in the folder ",
+          options.durable,
+          "; give each of its policies 'auto fields() const { return std::tie(share); }' with all "
+          "of them");
 }
 
 }  // namespace detail

@@ -38,7 +38,7 @@ class ParameterStore {
                                std::size_t workers)
       : rules_(rules),
         values_(like, rules),
-        workers_(workers),
+        workers_(workers, rules.takes_over),
         history_(workers, rules.log),
         blocks_(like.bytes_of_values()) {
     answer_all();
@@ -56,9 +56,10 @@ class ParameterStore {
 
   [[nodiscard]] LayerShape const& shape() const noexcept { return values_.shape(); }
   [[nodiscard]] std::size_t bytes() const noexcept { return values_.bytes(); }
-  /// How many pushes a worker had made before its current stream.
-  [[nodiscard]] std::uint32_t start(int worker) const { return workers_[worker].start; }
-  /// How many pushes a worker has made, added or not.
+  /// How many pushes a worker had made before its current stream, as far as they count where
+  /// workers are compared.
+  [[nodiscard]] std::uint32_t start(int worker) const { return workers_[worker].first(); }
+  /// The number of a worker's last push.
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
   /// The worker begins a stream. @return whether it had left; then come_back() must follow
@@ -108,7 +109,7 @@ class ParameterStore {
     ++streams_;
     // A round counts if its urgent part was added, even if no worker has pushed its late part.
     start_ = std::max(workers_.most_pushes(), snapshots_.rounds());
-    for (std::size_t n = 0; n < workers_.size(); ++n) begin_from(static_cast<int>(n), start_);
+    for (std::size_t n = 0; n < workers_.size(); ++n) begin_from(static_cast<int>(n), start_, 0);
     workers_.begin_turns();
     answer_all();
   }
@@ -116,18 +117,18 @@ class ParameterStore {
   void leave(int worker) {
     if (!std::exchange(workers_[worker].gone, true)) end(worker);
   }
-  /// The worker comes back and counts as having pushed as often as the slowest, between two rounds.
+  /// The worker comes back between two rounds, behind what it has pushed and is not added yet. On
+  /// arrival it counts as having pushed as often as the slowest, however often it has.
   void come_back(int worker) {
-    StoreWorker& own = workers_[worker];
-    if (!std::exchange(own.gone, false)) return;
-    bool const exact = rules_.adds == staleness::Adds::in_worker_order;
-    begin_from(worker,
-               std::max(own.pushes, exact ? snapshots_.rounds() : workers_.fewest_pushes(0)));
+    if (!std::exchange(workers_[worker].gone, false)) return;
+    auto const [made, lead] = workers_.back_at(worker, rules_.adds, snapshots_.rounds());
+    begin_from(worker, made, lead);
     if (rules_.adds == staleness::Adds::in_turn) answer(worker);
   }
   /// Adds all pushes that have arrived, in complete rounds or not, and ends all streams.
   void give_up() {
     for (StoreWorker& each : workers_) each.ended = true;
+    workers_.drop_begun(blocks_);
     end(0);
   }
 
@@ -191,8 +192,8 @@ class ParameterStore {
   [[nodiscard]] std::byte* version(std::size_t slot) const { return values_.version(slot); }
   [[nodiscard]] ByteRange all() const { return {0, bytes()}; }
 
-  void begin_from(int worker, std::uint32_t pushes) {
-    workers_[worker].begin_from(pushes, history_.added(worker), snapshots_.rounds());
+  void begin_from(int worker, std::uint32_t pushes, std::uint32_t lead) {
+    workers_[worker].begin_from(pushes, history_.added(worker), snapshots_.rounds(), lead);
   }
   void keep_from(int worker, std::uint32_t rounds) {
     workers_[worker].from = std::max(workers_[worker].from, rounds);

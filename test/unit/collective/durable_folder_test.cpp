@@ -347,7 +347,10 @@ TEST_CASE(
     if (name == "server.stagger")
       CHECK(said == "accepted");  // there is no run yet
     else
-      CHECK(said.find("cannot read " + path) == 0);
+      CHECK(said == "the folder " + folder.path() +
+                        " of a parameter server is incomplete: it has no " + name +
+                        "; put all of its files there, or name another folder, or remove this one "
+                        "and begin anew");
     write(path, whole);
     REQUIRE(opened() == "accepted");
   }
@@ -399,10 +402,10 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
   write(path, contents(folder / "layer-000001.stagger"));
   CHECK_THAT(opened({.workers = 2}), Contains("is of layer 1"));
   auto later = own;
-  later[8] = 5;
+  later[8] = 6;
   write(path, sealed(later));
   CHECK_THAT(opened({.workers = 2}),
-             Contains("has version 5 of the format, this program reads version 4"));
+             Contains("has version 6 of the format, this program reads version 5"));
 }
 
 TEST_CASE("collective/DurableFolder: keeps the name of the run", "[collective]") {
@@ -509,6 +512,64 @@ TEST_CASE("collective/DurableFolder: a failure that not all layers came to is fi
     Worker second;
     int const other = server.join(1, model(), digests(), rules(), second);
     CHECK(!server.resume(other, failures[1]));
+  }
+}
+
+TEST_CASE(
+    "collective/DurableFolder: who was ahead of others when it failed, and has come back, is not "
+    "ahead of them",
+    "[collective]") {
+  TemporaryFolder const folder;
+  Run run({.workers = 2, .on_failure = OnFailure::go_on, .durable = folder.path()},
+          rules(Adds::on_arrival));
+  REQUIRE((run.begin(0) && run.begin(1)));
+  run.worker(0).round = 0;  // it waits for nobody
+  for (int push = 0; push < 10; ++push)
+    for (std::size_t l = 0; l < layers; ++l) run.push(0, l, Values{1}, false);
+  run.end(0, true);
+  run.restart();
+  REQUIRE(run.begin(0));
+  run.restart();
+  for (std::uint32_t const asked : {0U, 1U}) {
+    run.worker(0).here = {7, 7, 7};
+    run.worker(0).round = asked;
+    for (std::size_t l = 0; l < layers; ++l) run.push(0, l, Values{1}, false);
+    std::uint32_t const there = asked == 0 ? 0 : 7;  // it waits for the first push of the other
+    CHECK(run.worker(0).here == std::array{there, there, there});
+  }
+  for (std::size_t l = 0; l < layers; ++l) run.push(1, l, Values{1}, false);
+  CHECK(run.worker(0).here == std::array{1U, 1U, 1U});
+}
+
+TEST_CASE(
+    "collective/DurableFolder: who had left between two streams while there was no server is "
+    "not waited for",
+    "[collective]") {
+  for (auto const on_failure : {OnFailure::fail_fast, OnFailure::go_on}) {
+    TemporaryFolder const folder;
+    ServerOptions const options{.workers = 3, .on_failure = on_failure, .durable = folder.path()};
+    {
+      Run run(options, rules());
+      for (std::size_t n = 0; n < 3; ++n) REQUIRE(run.begin(n));
+      for (std::size_t n = 0; n < 3; ++n) run.end(n, false);
+    }
+    ServerInProcess server(options);
+    Worker worker;
+    int const client = server.join(0, model(), digests(), rules(), worker);
+    REQUIRE(server.awaits_any());
+    server.give_up_awaited();
+    CHECK_FALSE(worker.gave_up);
+    CHECK_FALSE(server.awaits_any());
+    CHECK(server.layers().failures(0) == 0);
+    Worker last;
+    int const other = server.join(2, model(), digests(), rules(), last);
+    server.begin(other);
+    server.begin(client);
+    Values const one{1};
+    for (int const each : {client, other})
+      server.push(each, 0, reinterpret_cast<std::byte const*>(one.data()), false, {}, true);
+    server.ask(client, 0, {1});
+    CHECK(worker.here[0] == 1);  // without worker 1
   }
 }
 

@@ -11,6 +11,7 @@
 #include <future>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,9 +26,10 @@ namespace {
 /// What a server has told a worker.
 struct Told final : sg::detail::ParameterListener {
   std::vector<std::size_t> last{};  // layers
+  int answers = 0;                  // others
   bool failed = false;
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
-    if (rounds == sg::detail::all_rounds) last.push_back(layer);
+    rounds == sg::detail::all_rounds ? last.push_back(layer) : void(++answers);
   }
   void lost(std::exception_ptr) noexcept override { failed = true; }
 };
@@ -91,6 +93,18 @@ struct Worker {
     link->take(layer, sg::detail::all_rounds, values.bytes());
     return values.first();
   }
+  /// A push within a stream, to the only layer.
+  /// @param needs  pushes of every worker that the next weights contain
+  /// @return whether it has them
+  bool step(std::uint32_t needs) {
+    Values one;
+    one.padded[0] = 1;
+    link->push(0, one.bytes(), false);
+    told.answers = 0;
+    link->ask(0, needs);
+    return told.answers == 1;
+  }
+  void fail() { link->end(std::make_exception_ptr(std::runtime_error("out of ink"))); }
 };
 
 /// Worker 0 in two processes, of which the first runs the layer, and worker 1 in one.
@@ -422,6 +436,168 @@ TEST_CASE("collective/ParameterServer: who does not wait as its staleness model 
   Worker b(server, 1, model, rules);
   for (Worker* each : {&a, &b}) each->begin_and_read(1);
   for (int i = 0; i < 100; ++i) a.link->push(0, one.bytes(), false);
+}
+
+namespace {
+
+using sg::collective::OnFailure;
+using sg::staleness::Adds;
+
+/// Workers take a step each. If pushes are not added in turn, each waits for those after it.
+/// @param needs  [workers] pushes of every worker, counted from the beginning of its stream
+void step_of(std::vector<Worker*> const& all, Adds adds, std::vector<std::uint32_t> const& needs,
+             std::string const& last) {
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    bool const there = all[n]->step(adds == Adds::in_turn ? 0 : needs[n]);
+    if (adds == Adds::in_turn) continue;
+    CHECK(there == (n + 1 == all.size()));
+    if (n + 2 == all.size())
+      CHECK_THAT(all[0]->link->waits_for(), Catch::Matchers::StartsWith(last));
+  }
+  for (Worker* each : all) CHECK(each->told.answers == 1);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "collective/ParameterServer: who has left is not waited for, whatever fails before or after",
+    "[collective]") {
+  auto const model = model_of(1);
+  for (auto const adds : {Adds::in_worker_order, Adds::on_arrival, Adds::in_turn})
+    for (auto const on_failure : {OnFailure::fail_fast, OnFailure::go_on})
+      for (std::string const happens : {"L", "LF", "FL", "LFF", "FLF"}) {
+        bool const fast = on_failure == OnFailure::fail_fast;
+        CAPTURE(static_cast<int>(adds), fast, happens);
+        sg::collective::ParameterServer const server({.workers = 3, .on_failure = on_failure});
+        auto rules = changes();
+        rules.adds = adds;
+        auto leaver = std::make_unique<Worker>(server, 0, model, rules);
+        Worker first(server, 1, model, rules);
+        Worker second(server, 2, model, rules);
+        for (Worker* each : {leaver.get(), &first, &second}) each->begin_and_read(1);
+        step_of({leaver.get(), &first, &second}, adds, {1, 1, 1}, "worker 2, which has made 0 ");
+        std::uint32_t of_first = 1;
+        std::uint32_t of_second = 1;
+        bool out = false;  // the first worker must begin again
+        auto const begin = [&] {
+          if (std::exchange(out, false)) first.begin_and_read(1), of_first = 0;
+          if (second.told.failed) second.begin_and_read(1), of_second = 0;
+        };
+        for (char const what : happens) {
+          if (what == 'L') {
+            if (!leaver->told.failed) leaver->link->end(nullptr);
+            leaver = nullptr;
+          } else {
+            begin();
+            first.fail();
+            out = true;
+            CHECK(second.told.failed == fast);
+          }
+        }
+        begin();
+        for (std::uint32_t step = 1; step <= 3; ++step)
+          step_of({&first, &second}, adds, {++of_first, ++of_second},
+                  sg::text("worker 2, which has made ", step));
+
+        // It joins again, and is waited for: at once, or as soon as it begins.
+        Worker back(server, 0, model, rules);
+        if (!fast) back.begin_and_read(1);
+        bool const turns = adds == Adds::in_turn;
+        CHECK((turns || !first.step(++of_first)));
+        CHECK((turns || !second.step(++of_second)));
+        if (!turns) CHECK(first.link->waits_for() == "worker 0, which has made 1 push");
+        if (fast) back.begin_and_read(1);
+        back.step(turns ? 0 : 1);
+        if (turns) first.step(0), second.step(0);
+        for (Worker* each : {&back, &first, &second}) CHECK(each->told.answers == 1);
+      }
+}
+
+TEST_CASE("collective/ParameterServer: who leaves between two streams is in none of the next ones",
+          "[collective]") {
+  auto const model = model_of(2);
+  for (auto const adds : {Adds::in_worker_order, Adds::on_arrival})
+    for (auto const on_failure : {OnFailure::fail_fast, OnFailure::go_on})
+      for (bool fails : {false, true}) {
+        CAPTURE(static_cast<int>(adds), on_failure == OnFailure::go_on, fails);
+        sg::collective::ParameterServer const server({.workers = 3, .on_failure = on_failure});
+        auto rules = changes();
+        rules.adds = adds;
+        Worker first(server, 1, model, rules);
+        Worker second(server, 2, model, rules);
+        auto const stream = [&](std::vector<Worker*> const& all) {
+          for (Worker* each : all) each->begin_and_read(2);
+          if (all.size() == 2 && std::exchange(fails, false)) first.fail(), first.begin_and_read(2);
+          if (second.told.failed) second.begin_and_read(2);
+          for (std::size_t l = 0; l < 2; ++l)
+            for (Worker* each : all) each->push(l);
+          for (Worker* each : all) {
+            CHECK(each->told.last.size() == 2);
+            each->link->end(nullptr);
+          }
+        };
+        {
+          Worker leaver(server, 0, model, rules);
+          stream({&leaver, &first, &second});
+        }
+        stream({&first, &second});
+        stream({&first, &second});
+        Worker back(server, 0, model, rules);
+        stream({&back, &first, &second});
+      }
+}
+
+TEST_CASE("collective/ParameterServer: a fast worker that comes back counts from the slowest on",
+          "[collective]") {
+  auto const model = model_of(1);
+  for (std::uint32_t const ahead : {1U, 10U})
+    for (bool const bounded : {false, true}) {
+      CAPTURE(ahead, bounded);
+      sg::collective::ParameterServer const server({.workers = 2, .on_failure = OnFailure::go_on});
+      auto rules = changes();
+      rules.adds = Adds::on_arrival;
+      rules.ahead = sg::detail::WorkerRules::unlimited;
+      Worker fast(server, 0, model, rules);
+      Worker slow(server, 1, model, rules);
+      for (Worker* each : {&fast, &slow}) each->begin_and_read(1);
+      auto const needs = [&](std::uint32_t step) {
+        return bounded && step > ahead ? step - ahead : 0;
+      };
+      REQUIRE(slow.step(0));
+      for (std::uint32_t step = 1; step <= 1 + ahead; ++step) REQUIRE(fast.step(needs(step)));
+      for (int times = 0; times < 2; ++times) {
+        fast.fail();
+        fast.begin_and_read(1);
+        // It is where the slow one is, and so may be as far ahead of it as ever.
+        for (std::uint32_t step = 1; step <= ahead; ++step) CHECK(fast.step(needs(step)));
+        CHECK(fast.step(needs(ahead + 1)) != bounded);
+        if (bounded) {
+          CHECK(fast.link->waits_for().starts_with("worker 1, which has made "));
+          slow.step(0);
+          CHECK(fast.told.answers == 1);
+        }
+      }
+      // The slow one waits for nobody.
+      for (std::uint32_t step = 2; step < 5; ++step) CHECK(slow.step(1));
+    }
+}
+
+TEST_CASE("collective/ParameterServer: an error counts the pushes that a worker has made",
+          "[collective]") {
+  auto const model = model_of(1);
+  sg::collective::ParameterServer const server({.workers = 2});
+  Worker a(server, 0, model, changes());
+  CHECK(a.link->waits_for().empty());
+  a.begin_and_read(1);
+  CHECK_FALSE(a.step(1));
+  CHECK(a.link->waits_for() == "worker 1, which has not joined");
+  Worker b(server, 1, model, changes());
+  CHECK(a.link->waits_for() == "worker 1, which has made 0 pushes");
+  b.begin_and_read(1);
+  b.fail();  // the push of worker 0 is added, and all begin from there
+  for (Worker* each : {&a, &b}) each->begin_and_read(1);
+  CHECK_FALSE(a.step(1));
+  CHECK(a.link->waits_for() == "worker 1, which has made 0 pushes");
 }
 
 }  // namespace parameter_server_test

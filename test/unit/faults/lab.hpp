@@ -89,7 +89,7 @@ class Lab final : public World, private sim::EventTarget {
     go_on_ = random_.one_in(2);
     // Scales of gradients are exact where at most three workers share them.
     int const count = random_.from_to(1, weighed && go_on_ ? 3 : 5);
-    TallyRules rules{model_.adds, model_.pushes, {}, first_value};
+    TallyRules rules{model_.adds, model_.pushes, {}, first_value, go_on_};
     for (int n = 0; n < count; ++n)
       rules.weights.push_back(weighed && go_on_ ? 1 : random_.of<double>({1, 0.5, 0.25}));
     options_ = {.workers = count,
@@ -105,6 +105,11 @@ class Lab final : public World, private sim::EventTarget {
     elements_.resize(random_.below(4) + 1);
     for (std::size_t& each : elements_) each = random_.below(20) + 1;
     draw_shared(seed);
+    // Values of means do not count pushes, nor where layers are late in part.
+    if (model_.late == nullptr && !stagger::staleness::averages(model_.pushes))
+      rules.clocks = static_cast<std::size_t>(count);
+    for (std::size_t& each : elements_)
+      if (each != 0) each += rules.clocks;
     clock_ = std::make_unique<stagger::sim::Clock>(draw_links());
     if (durable_) time().queue.at(1, *this, look_who_is_missing, 0);
     ledger_ = std::make_unique<Ledger>(model_, rules, go_on_, durable_, elements_, time().queue);
@@ -116,6 +121,13 @@ class Lab final : public World, private sim::EventTarget {
     rules_.late_policy = model_.late_policy.get();
     start_server();
     draw_workers();
+    draw_moves(seed);
+    for (auto& worker : workers_) {
+      double const weight = rules.weights[static_cast<std::size_t>(worker->number())];
+      worker->clocks = rules.clocks;
+      worker->tick = model_.pushes == Pushes::changes ? 1 : -1 / weight;
+    }
+    counts_exactly_ = model_.pushes == Pushes::changes || !go_on_;
   }
   Lab(Lab const&) = delete;
   Lab& operator=(Lab const&) = delete;
@@ -217,7 +229,7 @@ class Lab final : public World, private sim::EventTarget {
     rules.late_policy = model_.late_policy.get();
     rules.shared = shared_;
     int const minibatches = random_.from_to(1, 12);
-    bool const differ = random_.one_in(3) && model_.late == nullptr;
+    bool const differ = random_.one_in(3);
     for (int n = 0; n < options_.workers; ++n) {
       workers_.push_back(std::make_unique<Worker>(*this, time(), model_, n, elements_, rules,
                                                   random_.below(1U << 30U), first_value));
@@ -230,6 +242,27 @@ class Lab final : public World, private sim::EventTarget {
         if (fault.kind == Fault::kill && fault.worker == n) worker.rises_s = fault.s;
     }
     lines_of_.resize(workers_.size());
+  }
+  /// Workers that leave, for good or for a while, fail by themselves, and take two streams.
+  void draw_moves(std::uint64_t seed) {
+    Random random(seed * 0x9e3779b97f4a7c15U + 1);
+    moves_ = random.one_in(3);
+    bool const two_streams = model_.streams && random.one_in(2);
+    for (auto const& each : workers_) {
+      Worker& worker = *each;
+      int const all = worker.planned();
+      int const left = random.from_to(1, std::max(1, all - 1));
+      double const absent_s = random.one_in(2) ? -1 : random.between(0, 6);
+      int const fails_at = random.one_in(5) ? random.from_to(1, 8) : 0;
+      bool const leaves = random.one_in(3);
+      if (!moves_) continue;
+      worker.two_streams = two_streams && all > 1;
+      if (leaves && all > 1 && !(model_.streams && !worker.two_streams))
+        worker.leaves_at = model_.streams ? all / 2 : left;
+      worker.absent_s = absent_s;
+      worker.fails_at = fails_at;
+      own_failures_ = own_failures_ || fails_at != 0;
+    }
   }
   void start_server() {
     server_ = std::make_shared<remote::ServerInProcess>(options_);
@@ -258,6 +291,22 @@ class Lab final : public World, private sim::EventTarget {
   void leaves(int worker) override {
     Line const* const line = lines_of_[static_cast<std::size_t>(worker)];
     if (line != nullptr && line->is_cut()) left_unnoticed_ = true;
+  }
+  /// Workers that have never failed count pushes alike.
+  void sees(int worker, std::size_t l, Values const& clock, std::uint32_t rounds) override {
+    if (!counts_exactly_) return;
+    for (std::size_t n = 0; n < clock.size(); ++n) {
+      Worker const& other = *workers_[n];
+      if (clock[n] > other.pushes(l))
+        wrong(text("worker ", worker, " sees ", clock[n], " pushes of worker ", n, ", which made ",
+                   other.pushes(l)));
+      bool const alike = workers_[static_cast<std::size_t>(worker)]->in_first_stream() &&
+                         other.in_first_stream() && other.in_midst() && !other.ever_killed() &&
+                         ledger_->active(other.number());
+      if (alike && clock[n] < rounds)
+        wrong(text("worker ", worker, " sees ", clock[n], " pushes of worker ", n, " and needs ",
+                   rounds));
+    }
   }
   void wrong(std::string const& words) override { ledger_->wrong(words); }
 
@@ -309,6 +358,7 @@ class Lab final : public World, private sim::EventTarget {
 
   /// Whether all workers have the server's weights when they have done their work.
   [[nodiscard]] bool same_in_the_end() const {
+    if (moves_) return false;
     if (model_.streams) return true;
     int const planned = workers_[0]->planned();
     for (auto const& worker : workers_)
@@ -337,15 +387,18 @@ class Lab final : public World, private sim::EventTarget {
           killed &&
           (pauses || (fault.kind == Fault::kill && ledger_->came_s(fault.worker) < fault.at_s));
     }
-    gentle = gentle && paused_s < connection_s / 2 && !left_unnoticed_;
+    gentle =
+        gentle && paused_s < connection_s / 2 && !left_unnoticed_ && (go_on_ || !own_failures_);
     killed = killed && paused_s < connection_s / 2 && !left_unnoticed_;
     for (auto const& worker : workers_) {
       auto const& sentences = worker->sentences();
       std::string const last = sentences.empty() ? "" : sentences.back();
       if (!worker->over()) wrong(text("worker ", worker->number(), " waits for ever"));
-      if (!worker->done() && !worker->killed() && sentences.empty())
+      if (!worker->done() && !worker->killed() && !worker->left_for_good() && sentences.empty())
         wrong(text("worker ", worker->number(), " has ended without a sentence"));
-      if ((gentle || (killed && !worker->ever_killed())) && !(worker->done() && sentences.empty()))
+      bool const steady = !worker->ever_killed() && !worker->has_left() && worker->fails_at == 0;
+      if (((gentle && (steady || !moves_)) || (killed && steady)) &&
+          !(worker->done() && sentences.empty()))
         wrong(text("worker ", worker->number(), " has not done its work, though it could: ", last));
       for (std::string const& words : sentences)
         if (words.find("; ") == words.npos) wrong("a sentence without a remedy: " + words);
@@ -377,6 +430,9 @@ class Lab final : public World, private sim::EventTarget {
   double server_frozen_s_ = 0;
   std::size_t dying_ = 0;        // the fault by which its process is about to end amid its files
   double missed_s_ = 0;          // how long it has waited for others
+  bool moves_ = false;           // some workers may leave, fail or take two streams
+  bool own_failures_ = false;    // some fail by themselves
+  bool counts_exactly_ = false;  // the clocks in the values count pushes
   bool left_unnoticed_ = false;  // a worker has left while no server could hear it
   std::vector<std::unique_ptr<Line>> lines_;
   std::vector<Line*> lines_of_;  // [workers] the last one of each

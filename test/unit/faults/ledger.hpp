@@ -52,9 +52,9 @@ class Ledger final : public Watch {
   void serve(std::shared_ptr<remote::ServerInProcess> server) {
     server_ = std::move(server);
     for (std::size_t n = 0; n < owed_.size(); ++n) {
-      bool const awaited = owed_[n].awaited || (owed_[n].active && midst(static_cast<int>(n)));
       owed_[n] = {};
-      owed_[n].awaited = durable_ && awaited;
+      for (Tally& each : tallies_)
+        owed_[n].awaited = owed_[n].awaited || (durable_ && each.takes_part(static_cast<int>(n)));
     }
     if (server_ == nullptr || (durable_ && !tallies_.empty())) return;
     tallies_.clear();
@@ -72,6 +72,8 @@ class Ledger final : public Watch {
   void remember() noexcept { remembers_ = true; }
   [[nodiscard]] std::vector<std::string> const& messages() const noexcept { return messages_; }
   [[nodiscard]] Tally& tally(std::size_t l) { return tallies_[l]; }
+  /// Whether the server takes the worker to be in a stream.
+  [[nodiscard]] bool active(int n) const { return owed_[static_cast<std::size_t>(n)].active; }
   /// s, when a server let the worker in for the first time.
   [[nodiscard]] double came_s(int n) const { return came_[static_cast<std::size_t>(n)]; }
 
@@ -80,7 +82,11 @@ class Ledger final : public Watch {
   /// It has ended there: what has not come to the disk has not happened.
   /// @return whether a worker has gone and the server may not know it
   bool roll_back(Disk const& of) {
-    if (of.wrote_record()) return false;  // all layers end when it starts again
+    if (of.wrote_record()) {  // all layers end when it starts again
+      for (std::size_t l = 0; !go_on_ && l < tallies_.size(); ++l)
+        if (of.lost(l)) tallies_[l].forget_leaving(before_->tallies[l]);
+      return false;
+    }
     bool left = false;
     for (std::size_t n = 0; n < owed_.size(); ++n)
       left = left || (before_->owed[n].line != nullptr && owed_[n].line == nullptr);
@@ -102,7 +108,7 @@ class Ledger final : public Watch {
       if (own.line == nullptr || !own.line->silent()) continue;
       if (own.acknowledgements != 0) wrong(text("worker ", n, " gets no acknowledgement"));
       if (own.lost) wrong(text("worker ", n, " does not hear that another has failed"));
-      if (go_on_ && own.active && !own.returns && own.asks_choice != 0 &&
+      if (own.active && !own.returns && own.asks_choice != 0 &&
           own.first + own.asks_choice - 1 <= steps() && all_reported())
         wrong(text("worker ", n, " waits to hear which layers are late in a step"));
       for (std::size_t l = 0; l < tallies_.size() && own.active; ++l) {
@@ -117,9 +123,13 @@ class Ledger final : public Watch {
   }
   /// The server waits no longer for those who have not come back since it was started again.
   void give_up() {
-    for (std::size_t n = 0; n < owed_.size(); ++n)
-      if (std::exchange(owed_[n].awaited, false))
-        owed_[n].active = true, end(static_cast<int>(n), true);
+    for (int n = 0; n < static_cast<int>(owed_.size()); ++n) {
+      if (!std::exchange(owed(n).awaited, false)) continue;
+      owed(n).active = midst(n);
+      end(n, true);
+      for (Tally& tally : tallies_)
+        if (owed(n).line == nullptr) tally.leave(n);
+    }
     server_->give_up_awaited();
     follow();
   }
@@ -260,6 +270,7 @@ class Ledger final : public Watch {
     own.line = &line;
     double& came_s = came_[static_cast<std::size_t>(line.worker())];
     came_s = std::min(came_s, time_.now_s());
+    join(line.worker());
   }
 
   void follow() {
@@ -269,6 +280,30 @@ class Ledger final : public Watch {
         tallies_[l].follow(durable_ ? nullptr : &history.log());
         return 0;
       });
+  }
+  /// It is let in, for the first time or again.
+  void join(int n) {
+    if (!midst(n)) owed(n).awaited = false;
+    if (go_on_ || !gone(n)) return;
+    if (model_.late != nullptr) {
+      owed(n).returns = true;
+      admit();
+      owed(n).returns = false;
+    } else if (in_one_stream()) {
+      for (Tally& tally : tallies_) tally.come_back(n);
+    }
+  }
+  [[nodiscard]] bool gone(int n) {
+    return std::any_of(tallies_.begin(), tallies_.end(),
+                       [n](Tally& each) { return each.of(n).gone; });
+  }
+  /// Whether those who are in a stream are in the same one in all layers.
+  [[nodiscard]] bool in_one_stream() {
+    bool one = true;
+    for (Tally& tally : tallies_)
+      for (int n = 0; n < static_cast<int>(owed_.size()); ++n)
+        one = one && (tally.of(n).ended || tally.midst(n) == tallies_[0].midst(n));
+    return one;
   }
   [[nodiscard]] bool goes_on_late() const { return go_on_ && model_.late != nullptr; }
   /// Of workers with late layers, steps that have been added in all layers.
@@ -301,12 +336,19 @@ class Ledger final : public Watch {
     }
   }
   void begin(int n) {
-    owed(n).returns = goes_on_late() && !tallies_.empty() && tallies_[0].of(n).gone;
-    owed(n).first = owed(n).reports = owed(n).asks_choice = 0;
+    owed(n).returns = model_.late != nullptr && gone(n);
+    owed(n).reports = owed(n).asks_choice = 0;
+    if (!go_on_ && std::none_of(owed_.begin(), owed_.end(), [](auto& each) { return each.active; }))
+      begin_steps();
     if (!owed(n).returns)
       for (Tally& tally : tallies_) tally.begin(n);
     owed(n).failures = failures_[static_cast<std::size_t>(n)];
     resume(n);
+  }
+  /// Of workers with late layers, all count their steps anew.
+  void begin_steps() {
+    choices_.clear();
+    for (Owed& each : owed_) each.first = 0;
   }
   void resume(int n) {
     Owed& own = owed(n);
@@ -330,14 +372,12 @@ class Ledger final : public Watch {
   }
   void leave(int n) {
     end(n, true);
-    for (Tally& tally : tallies_)
-      if (go_on_) tally.leave(n);
-    bool const awaited = owed(n).awaited;
+    for (Tally& tally : tallies_) tally.leave(n);
     owed(n) = {};
-    owed(n).awaited = awaited;
   }
   void end(int n, bool failed) {
-    if (!std::exchange(owed(n).active, false)) return;
+    bool const awaited = failed && owed(n).awaited && midst(n);
+    if (!std::exchange(owed(n).active, false) && !awaited) return;
     owed(n).returns = false;
     failed = failed || goes_on_late();
     for (Tally& tally : tallies_) {
@@ -346,7 +386,7 @@ class Ledger final : public Watch {
       if (failed && !go_on_) tally.end_all();
     }
     if (!failed) return;
-    if (!go_on_) choices_.clear();
+    if (!go_on_) begin_steps();
     if (go_on_) {
       ++failures_[static_cast<std::size_t>(n)];
       owed(n).awaited = false;
@@ -354,7 +394,7 @@ class Ledger final : public Watch {
     }
     for (std::uint32_t& each : failures_) ++each;
     for (Owed& each : owed_) {
-      each.awaited = false;
+      each.awaited = each.returns = false;
       if (std::exchange(each.active, false)) each.lost = true;
     }
   }
@@ -387,8 +427,8 @@ class Ledger final : public Watch {
     tally.accept(n, message.number, value, last);
     if (again || last) return;
     // The slowest has made what the last minibatch of this push needed.
-    std::uint32_t const start = tally.of(n).start;
-    std::uint32_t const made = tally.of(n).count - start;
+    std::uint32_t const start = tally.of(n).start - tally.of(n).lead;
+    std::uint32_t const made = tally.of(n).count - tally.of(n).start;
     int const needed = model_.needs(static_cast<int>(made) * model_.per_push - 1);
     if (needed > 0 && tally.slowest(start + made) < start + static_cast<std::uint32_t>(needed))
       wrong(text("worker ", n, " is further ahead than ", model_.name, " allows, with ", made,
@@ -497,8 +537,8 @@ class Ledger final : public Watch {
     Values const values =
         values_of(parcel, l,
                   {urgent ? missing : 0, urgent ? bytes_of(l) : std::size_t{parcel.message.bytes}});
-    for (double const each : values)
-      if (each != values[0]) wrong("a message has two kinds of values");
+    for (std::size_t i = 0; i + rules_.clocks < values.size(); ++i)
+      if (values[i] != values[0]) wrong("a message has two kinds of values");
     return values.empty() ? 0 : values[0];
   }
   template <class Numbers> [[nodiscard]] static std::string words(Numbers const& values) {

@@ -40,6 +40,10 @@ class World {
                                                      double const& frozen_s) = 0;
   virtual void made(int worker, std::size_t layer, double value) = 0;
   virtual void leaves(int worker) = 0;
+  /// What weights of a layer contain that a worker has taken, as their values show it.
+  /// @param clock   [workers] pushes of each; empty: they do not show it
+  /// @param rounds  that they must contain
+  virtual void sees(int worker, std::size_t layer, Values const& clock, std::uint32_t rounds) = 0;
   virtual void wrong(std::string const& words) = 0;
 
  protected:
@@ -75,8 +79,15 @@ class Worker final : public Sleeper,
   double begins_s = 0;
   std::size_t parts = 1;  // in which its layers push and ask in a step, one after the other
   int attempts = 3;
-  double frozen_s = 0;  // its process does nothing until then
-  double rises_s = -1;  // behind having been killed; negative: never
+  double frozen_s = 0;       // its process does nothing until then
+  double rises_s = -1;       // behind having been killed; negative: never
+  int fails_at = 0;          // the minibatch in which it throws, counted from 1; 0: none
+  int leaves_at = -1;        // it leaves for a while when so many minibatches are left
+  double absent_s = 0;       // or, if that is negative, for good
+  bool two_streams = false;  // where it streams
+  std::size_t clocks =
+      0;            // elements at the end of each layer that count the pushes of a worker each
+  double tick = 0;  // what it pushes for its own
 
   [[nodiscard]] int number() const noexcept { return number_; }
   /// Minibatches.
@@ -85,6 +96,13 @@ class Worker final : public Sleeper,
   [[nodiscard]] bool done() const noexcept { return done_; }
   [[nodiscard]] bool killed() const noexcept { return killed_; }
   [[nodiscard]] bool ever_killed() const noexcept { return ever_killed_; }
+  [[nodiscard]] bool has_left() const noexcept { return left_; }
+  [[nodiscard]] bool left_for_good() const noexcept { return left_ && absent_s < 0; }
+  /// Whether it has begun one stream, in which it is or which it has ended well.
+  [[nodiscard]] bool in_first_stream() const noexcept { return streams_ == 1; }
+  [[nodiscard]] bool in_midst() const noexcept { return midst_; }
+  /// How many pushes of a layer it has made.
+  [[nodiscard]] std::uint32_t pushes(std::size_t l) const noexcept { return layers_[l].pushes; }
   [[nodiscard]] std::vector<std::string> const& sentences() const noexcept { return sentences_; }
   /// What it has at the end.
   [[nodiscard]] Values values(std::size_t l) const {
@@ -118,6 +136,7 @@ class Worker final : public Sleeper,
     std::vector<std::byte> bytes{};
     std::vector<std::byte> pushed{};  // the last push, of which a part may be late
     std::size_t late = 0;             // how many of its first bytes, in this step
+    Values first{};                   // [workers] least pushes that the values it takes may count
   };
   /// What stands for a thread of its process.
   struct Strand {
@@ -210,36 +229,53 @@ class Worker final : public Sleeper,
   }
 
   void work() {
+    while (!visit()) pass(absent_s);
+  }
+  /// From when it joins the server until it leaves. @return whether it does not come back
+  bool visit() {
     stagger::FixedArray<stagger::detail::LayerParameters> own(elements_.size());
     for (std::size_t l = 0; l < own.size(); ++l) declare(own[l], l);
     remote::RemoteLink link(std::make_unique<LabConnector>(*this), number_);
     link_ = &link;
+    lost_ = nullptr;
     link.join({own.data(), own.size()}, rules_, *this);
-    for (int attempt = 0;; ++attempt) {
+    for (int attempt = 0; attempt < attempts;) {
       try {
+        ++streams_;
         link.begin();
         if (model_.late != nullptr) await_first();
         read_newest();
+        midst_ = true;
+        int const all = minibatches_;
+        int const count = two_streams && all == planned_ ? (all + 1) / 2 : all;
         if (model_.late != nullptr)
           late_steps();
         else if (!model_.streams)
           steps();
         else
-          model_.adds == Adds::on_arrival ? stream_of_newest() : stream();
+          model_.adds == Adds::on_arrival ? stream_of_newest(count) : stream(count);
+        if (model_.streams) minibatches_ -= count;
+        midst_ = false;
         link.end(nullptr);
-        done_ = true;
+        done_ = minibatches_ == 0;
+        if (!done_ && !leaves()) continue;  // the next stream
+        left_ = !done_;
         world_.leaves(number_);
-        return link.leave();
+        link.leave();
+        return done_ || absent_s < 0;
       } catch (stagger::Error const& error) {
         sentences_.emplace_back(error.what());
       }
+      midst_ = false;
       lost_ = nullptr;
       link.end(std::make_exception_ptr(stagger::Error(stagger::Errc::io, sentences_.back())));
-      if (attempt + 1 == attempts) return link.leave();
-      pass(random_.between(0, 3));
+      if (++attempt < attempts) pass(random_.between(0, 3));
       lost_ = nullptr;
     }
+    link.leave();
+    return true;
   }
+  [[nodiscard]] bool leaves() const { return minibatches_ == leaves_at && !left_; }
 
   void declare(stagger::detail::LayerParameters& layer, std::size_t l) {
     stagger::detail::ParameterDeclaration d;
@@ -259,23 +295,38 @@ class Worker final : public Sleeper,
       link_->read(l, layers_[l].bytes.data());
       take_over(l);
       layers_[l].contained = 0;
+      layers_[l].first = clock_of(l);
     }
+  }
+  /// [workers] pushes of each that the values of a layer count.
+  [[nodiscard]] Values clock_of(std::size_t l) const {
+    Values const now = values(l);
+    Values clock;
+    for (std::size_t n = 0; n < clocks && !now.empty(); ++n)
+      clock.push_back(now[now.size() - clocks + n] - first_);
+    return clock;
   }
   void take_over(std::size_t l) {
     Values const now = values(l);
-    for (double const each : now)  // where parts are late, a failure may leave them behind
-      if (each != now[0] && model_.late == nullptr)
+    for (std::size_t i = 0; i + clocks < now.size(); ++i)
+      if (now[i] != now[0] && model_.late == nullptr)  // where parts are late, a failure may
+                                                       // leave them behind
         world_.wrong("a worker takes a layer of two kinds of weights");
     layers_[l].value = now.empty() ? 0 : now[0];
   }
-  void push(std::size_t l, bool last) { link_->push(l, make_push(l), last); }
+  void push(std::size_t l, bool last) {
+    midst_ = midst_ && !last;
+    link_->push(l, make_push(l), last);
+  }
   std::byte const* make_push(std::size_t l) {
     Layer& layer = layers_[l];
     double value = 64 * (1.0 + static_cast<double>(random_.below(1U << 24U)));
     if (stagger::staleness::averages(model_.pushes)) value += layer.value;
     world_.made(number_, l, value);
     ++layer.pushes;
-    Values const made(elements_[l], value);
+    Values made(elements_[l], value);
+    for (std::size_t n = 0; n < clocks && !made.empty(); ++n)
+      made[made.size() - clocks + n] = n == static_cast<std::size_t>(number_) ? tick : 0;
     layer.pushed.assign(layer.bytes.size(), std::byte{0});
     if (!made.empty()) std::memcpy(layer.pushed.data(), made.data(), made.size() * sizeof(double));
     return layer.pushed.data();
@@ -321,6 +372,21 @@ class Worker final : public Sleeper,
         world_.wrong(stagger::text("worker ", number_, " takes weights with ", layer.contained,
                                    " of its pushes where ", rounds, " are needed"));
       take_over(l);
+      if (rounds == stagger::detail::all_rounds) continue;
+      Values const clock = clock_of(l);
+      auto const own = static_cast<std::size_t>(number_);
+      for (std::size_t n = 0; n < clock.size(); ++n)
+        if (clock[n] < layer.first[n])
+          world_.wrong(stagger::text("worker ", number_, " takes weights with ", clock[n],
+                                     " pushes of worker ", n, " behind some with ",
+                                     layer.first[n]));
+      if (!clock.empty() && clock[own] < layer.first[own] + layer.contained)
+        world_.wrong(stagger::text("worker ", number_, " takes weights with ", clock[own],
+                                   " of its pushes, and is told of ", layer.contained, " behind ",
+                                   layer.first[own]));
+      layer.first = clock;
+      if (!clock.empty()) layer.first[own] -= layer.contained;
+      world_.sees(number_, l, clock, rounds);
     }
   }
   [[nodiscard]] std::uint32_t needs(int minibatch) const {
@@ -329,6 +395,8 @@ class Worker final : public Sleeper,
   void compute() {
     pass(random_.one_in(3) ? compute_s * random_.between(1, 3) : compute_s);
     require_stream();
+    if (++computed_ == fails_at)
+      throw stagger::Error(stagger::Errc::bad_data, "an error of its own; look at the batch");
   }
   void require_stream() const {
     if (lost_) std::rethrow_exception(lost_);
@@ -337,7 +405,7 @@ class Worker final : public Sleeper,
   /// As StepExchange. Steps that were taken in an attempt that failed are not taken again.
   void steps() {
     std::uint32_t rounds = 0;
-    for (int step = 0; minibatches_ > 0; ++step, --minibatches_) {
+    for (int step = 0; minibatches_ > 0 && !leaves(); ++step, --minibatches_) {
       compute();
       if ((step + 1) % model_.per_push != 0) continue;
       std::uint32_t const before = std::exchange(rounds, std::max(rounds, needs(step + 1)));
@@ -386,13 +454,14 @@ class Worker final : public Sleeper,
         before.push_back(step_ == 0 ? Part{0, 0} : late(l));
         ask_part(l, step_, before.back());
       }
-      chooses_ = step_ != 0 && minibatches_ > 0;
+      bool const ends = minibatches_ == 0 || leaves();
+      chooses_ = step_ != 0 && !ends;
       if (chooses_) link_->ask_late(step_);
-      if (minibatches_ > 0) compute();
+      if (!ends) compute();
       await();
       for (std::size_t l = 0; l < layers_.size(); ++l) take_part(l, step_, before[l]);
       for (std::size_t l = 0; l < layers_.size(); ++l) take_over(l);
-      if (minibatches_ == 0) return;
+      if (ends) return;
       link_->report(random_.between(0, 1));
       for (std::size_t l = 0; l < layers_.size(); ++l) {
         if (elements_[l] == 0) continue;
@@ -418,19 +487,19 @@ class Worker final : public Sleeper,
     chooses_ = false;
   }
   /// As StreamExchange, of one stage.
-  void stream() {
+  void stream(int count) {
     std::vector<std::uint32_t> asks;
-    for (int m = 0; m < minibatches_; ++m)
+    for (int m = 0; m < count; ++m)
       if (needs(m) > (asks.empty() ? 0 : asks.back())) asks.push_back(needs(m));
     asks.push_back(stagger::detail::all_rounds);
     std::size_t asked = 0;
     std::uint32_t have = 0;
     ask(asks[asked++]);
     auto const finish = [&](int m) {
-      if ((m + 1) % model_.per_push != 0 && m + 1 != minibatches_) return;
-      for (std::size_t l = layers_.size(); l-- > 0;) push(l, m + 1 == minibatches_);
+      if ((m + 1) % model_.per_push != 0 && m + 1 != count) return;
+      for (std::size_t l = layers_.size(); l-- > 0;) push(l, m + 1 == count);
     };
-    for (int m = 0; m < minibatches_; ++m) {
+    for (int m = 0; m < count; ++m) {
       if (m >= model_.per_push) finish(m - model_.per_push);
       if (needs(m) > have) {
         await();
@@ -439,15 +508,15 @@ class Worker final : public Sleeper,
       }
       compute();
     }
-    for (int m = std::max(0, minibatches_ - model_.per_push); m < minibatches_; ++m) finish(m);
+    for (int m = std::max(0, count - model_.per_push); m < count; ++m) finish(m);
     await();
     take(stagger::detail::all_rounds);
   }
 
   /// Likewise, where waves are added on arrival.
-  void stream_of_newest() {
+  void stream_of_newest(int count) {
     std::vector<std::uint32_t> needed;  // by each version made of weights of the server
-    for (int m = model_.per_push; m < minibatches_; ++m)
+    for (int m = model_.per_push; m < count; ++m)
       if ((m + 1) % model_.per_push == 0) needed.push_back(needs(m));
     needed.push_back(stagger::detail::all_rounds);
     std::size_t next = 0;
@@ -466,8 +535,8 @@ class Worker final : public Sleeper,
       if (needed[next] > std::max(there(), asked)) ask_for(needed[next]);
     };
     auto const finish = [&](int m) {
-      if ((m + 1) % model_.per_push != 0 && m + 1 != minibatches_) return;
-      for (std::size_t l = layers_.size(); l-- > 0;) push(l, m + 1 == minibatches_);
+      if ((m + 1) % model_.per_push != 0 && m + 1 != count) return;
+      for (std::size_t l = layers_.size(); l-- > 0;) push(l, m + 1 == count);
       if (needed[next] == stagger::detail::all_rounds) return;
       std::uint32_t const rounds = needed[next + (needed[next] <= there() ? 1 : 0)];
       if (rounds <= there() || rounds == stagger::detail::all_rounds)
@@ -476,7 +545,7 @@ class Worker final : public Sleeper,
         ask_for(rounds);
     };
     ask_to_wait();
-    for (int m = 0; m < minibatches_; ++m) {
+    for (int m = 0; m < count; ++m) {
       if (m >= model_.per_push) finish(m - model_.per_push);
       if (m >= model_.per_push && (m + 1) % model_.per_push == 0) {
         await([&] { return there() < needed[next]; });
@@ -485,7 +554,7 @@ class Worker final : public Sleeper,
       }
       compute();
     }
-    for (int m = std::max(0, minibatches_ - model_.per_push); m < minibatches_; ++m) finish(m);
+    for (int m = std::max(0, count - model_.per_push); m < count; ++m) finish(m);
     await();
     take(stagger::detail::all_rounds);
   }
@@ -520,6 +589,10 @@ class Worker final : public Sleeper,
   bool killed_ = false;
   bool ever_killed_ = false;
   bool done_ = false;
+  bool left_ = false;                     // for a while, or for good
+  bool midst_ = false;                    // in a stream, behind its first weights
+  int streams_ = 0;                       // that it has begun
+  int computed_ = 0;                      // minibatches
   std::unique_ptr<Strand> main_, aside_;  // the second makes connections, if there is one
   Strand* runs_ = nullptr;
 };

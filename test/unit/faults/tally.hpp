@@ -29,6 +29,8 @@ struct TallyRules {
   Pushes pushes{};
   std::vector<double> weights{};  // [workers]
   double first = 0;               // value of each element
+  bool takes_over = false;  // those who are there take over the weights of those who have gone
+  std::size_t clocks = 0;   // the last elements, which count pushes of a worker each, or none
 };
 
 using Values = std::vector<double>;  // [elements] of a layer
@@ -38,8 +40,10 @@ using Pushed = std::vector<std::uint32_t>;
 class Tally {
  public:
   struct Worker {
-    std::uint32_t count = 0;            // pushes that it has made, or is taken to have made
-    std::uint32_t start = 0;            // those before its stream
+    std::uint32_t count = 0;  // pushes that it has made, or is taken to have made
+    std::uint32_t start = 0;  // those before its stream
+    std::uint32_t lead =
+        0;  // of them, those by which it was ahead of the slowest when it came back
     std::uint32_t stream = 0xffffffff;  // that it began last; at first none
     bool ended = false;
     bool gone = false;
@@ -106,8 +110,16 @@ class Tally {
     if (of(n).gone && of(n).ended) return;
     of(n).gone = true;
     bool const begun = of(n).begun && !lacks_late_;
+    leaves_ = !rules_.takes_over;
     end(n);
     of(n).begun = begun;  // what it has pushed is added
+  }
+  /// The server's process has ended before it could write who has left.
+  void forget_leaving(Tally const& before) {
+    for (std::size_t n = 0; n < workers_.size(); ++n) {
+      workers_[n].ended = workers_[n].ended && (!workers_[n].gone || before.workers_[n].gone);
+      if (std::exchange(workers_[n].gone, before.workers_[n].gone) != workers_[n].gone) turn_ = 0;
+    }
   }
   /// Rounds since all workers had ended, without one that lacks its late part.
   [[nodiscard]] std::uint32_t steps() const { return complete() - base_; }
@@ -118,12 +130,17 @@ class Tally {
   [[nodiscard]] bool empty() const { return value_.empty(); }
   /// It begins a stream.
   void begin(int n) {
+    of(n).stream = streams_;
+    come_back(n);
+  }
+  /// It is waited for again.
+  void come_back(int n) {
     Worker& own = of(n);
-    own.stream = streams_;
     if (!own.gone) return;
-    std::uint32_t const border = exact() ? rounds() : slowest(0);
+    std::uint32_t const border = exact() ? rounds() : slowest(own.count - own.lead);
     own.gone = own.ended = false;
     own.count = own.start = std::max(own.count, border);
+    own.lead = rules_.adds == Adds::on_arrival ? own.count - border : 0;
     keep_answer(n);
   }
 
@@ -136,6 +153,7 @@ class Tally {
     if (std::exchange(touched_, false) && wrong_.empty() && could_add())
       wrong("not added though it could be", -1, 0);
     if (!std::exchange(any_ended_, false)) return;
+    bool const leaves = std::exchange(leaves_, false);
     for (Worker const& each : workers_)
       if (!each.ended) return;
     std::uint32_t start = 0;
@@ -147,9 +165,11 @@ class Tally {
     for (Worker& each : workers_) {
       each.ended = each.gone;
       each.count = each.start = start;
+      each.lead = 0;
     }
     for (std::size_t n = 0; n < workers_.size(); ++n) keep_answer(static_cast<int>(n));
     turn_ = 0;
+    if (leaves) skip_ended();  // all have failed, and it has left behind that
     ++streams_;
     base_ = rounds();
   }
@@ -164,7 +184,7 @@ class Tally {
   [[nodiscard]] bool ready(int n, std::uint32_t asked, bool urgent) const {
     Worker const& own = workers_[static_cast<std::size_t>(n)];
     if (exact()) return (urgent ? rounds() : complete()) >= own.start + asked;
-    return own.waiting.empty() && fewest_added() >= own.start + asked;
+    return own.waiting.empty() && fewest_added() >= own.start - own.lead + asked;
   }
   [[nodiscard]] bool all_ended(int n) const {
     return workers_[static_cast<std::size_t>(n)].stream != streams_;
@@ -184,7 +204,7 @@ class Tally {
     Pushed all = of(n).contained;
     for (std::size_t other = 0; other < all.size(); ++other) {
       if (rules_.adds == Adds::on_arrival) all[other] = added_of(other);
-      all[other] -= std::min(all[other], of(n).start);
+      all[other] -= std::min(all[other], of(n).start - of(n).lead);
     }
     return all;
   }
@@ -199,11 +219,13 @@ class Tally {
     }
     return true;
   }
+  /// Whether it has been in a stream and has not gone.
+  [[nodiscard]] bool takes_part(int n) { return !of(n).gone && of(n).stream != 0xffffffff; }
   /// Pushes of the slowest worker whose stream goes on. @param none  where there is none
   [[nodiscard]] std::uint32_t slowest(std::uint32_t none) const {
     std::uint32_t least = 0xffffffff;
     for (Worker const& each : workers_)
-      if (!each.ended) least = std::min(least, each.count);
+      if (!each.ended) least = std::min(least, each.count - each.lead);
     return least == 0xffffffff ? none : least;
   }
 
@@ -221,7 +243,8 @@ class Tally {
     return least;
   }
   [[nodiscard]] std::uint32_t added_of(std::size_t n) const {
-    return workers_[n].count - static_cast<std::uint32_t>(workers_[n].waiting.size());
+    return workers_[n].count - workers_[n].lead -
+           static_cast<std::uint32_t>(workers_[n].waiting.size());
   }
   void keep_answer(int n) {
     of(n).answer = value_;
@@ -247,7 +270,8 @@ class Tally {
     double there = 0;
     for (std::size_t n = 0; n < workers_.size(); ++n) {
       all += rules_.weights[n];
-      if (!workers_[n].gone || pushed.count(static_cast<int>(n)) != 0) there += rules_.weights[n];
+      bool const pushes = pushed.count(static_cast<int>(n)) != 0;
+      if (pushes || !rules_.takes_over || !workers_[n].gone) there += rules_.weights[n];
     }
     return all / there;
   }
@@ -256,7 +280,10 @@ class Tally {
   void add(int n, double pushed, Values const& base, double scale, std::size_t first,
            std::size_t last) {
     double const weight = rules_.weights[static_cast<std::size_t>(n)] * scale;
-    for (std::size_t i = first; i < last; ++i)
+    std::size_t const counted = value_.size() - (value_.empty() ? 0 : rules_.clocks);
+    if (last > counted)
+      value_[counted + static_cast<std::size_t>(n)] += rules_.pushes == Pushes::changes ? 1 : scale;
+    for (std::size_t i = first; i < std::min(last, counted); ++i)
       if (rules_.pushes == Pushes::changes)
         value_[i] += pushed;
       else
@@ -365,6 +392,7 @@ class Tally {
   int turn_ = 0;
   bool touched_ = false;  // there may be something to add
   bool any_ended_ = false;
+  bool leaves_ = false;  // somebody has left, where others do not go on without who fails
 };
 
 }  // namespace lab

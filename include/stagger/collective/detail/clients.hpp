@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <string>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -54,8 +55,22 @@ constexpr int unknown_worker = -1;
       ", which ends the streams of the others; begin the next one, which goes on from the server's "
       "weights";
   if (worker == unknown_worker) return raised(Errc::peer_failed, "another worker has failed", next);
-  return raised(Errc::peer_failed, "worker ", worker, " has failed after ", pushes, " pushes",
+  return raised(Errc::peer_failed, "worker ", worker, " has failed after ", counted(pushes, "push"),
                 next);
+}
+
+/// The number of failures after which a worker's stream begins. One far beyond those that this part
+/// of a server has heard of is refused, since each of them would happen here, one after the other.
+/// @param failures  as the worker says, or any_failures
+[[nodiscard]] inline std::uint32_t possible_failures(int worker, std::uint32_t failures,
+                                                     std::uint32_t heard) {
+  constexpr std::uint32_t most_missed = 1000;
+  if (failures == stagger::detail::any_failures) return heard;
+  if (failures > heard && failures - heard > most_missed)
+    raise(Errc::bad_data, "worker ", worker, " says that ", failures,
+          " of its streams have failed, where the server has heard of ", heard,
+          "; run the same version of the program at both ends");
+  return failures;
 }
 
 class Clients {
@@ -98,6 +113,22 @@ class Clients {
     bool any = false;
     for (Client const& each : clients_) any = any || each.active.load();
     return any;
+  }
+  /// Whether a process of the worker is in a stream.
+  [[nodiscard]] bool active(int worker) const {
+    bool any = false;
+    for (int n = worker; n < size(); n += workers_) any = any || clients_[n].active.load();
+    return any;
+  }
+  /// A worker for which others wait, as text.
+  /// @param process  of the worker, which runs the layer that they wait for
+  /// @param made     pushes that it has made
+  [[nodiscard]] [[gnu::cold]] std::string words_for(int worker, int process,
+                                                    std::uint32_t made) const {
+    Client const& its = clients_[worker + process * workers_];
+    if (its.listener != nullptr)
+      return text("worker ", worker, ", which has made ", counted(made, "push"));
+    return text("worker ", worker, its.came ? ", which has left" : ", which has not joined");
   }
   /// Whether a client that should go on with its stream has not joined again yet.
   [[nodiscard]] bool any_awaited() const noexcept {

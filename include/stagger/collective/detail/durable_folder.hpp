@@ -12,7 +12,7 @@
 /// | layer-000000.stagger and so on | the shape of a layer, and all of its state |
 ///
 /// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, the version of the
-/// format (4) and the number of the layer with 4 bytes each, and the number of the run. They end
+/// format (5) and the number of the layer with 4 bytes each, and the number of the run. They end
 /// with the same checksum as checkpoints.
 
 #include <cerrno>
@@ -126,6 +126,12 @@ class DurableFolder {
   template <class Make>
   [[nodiscard]] [[gnu::cold]] auto read(std::size_t l, std::uint64_t run, Make make) const {
     decltype(make(std::declval<stagger::detail::LayerParameters const&>())) layer;
+    if (::access(layer_file(l).c_str(), F_OK) != 0 && errno == ENOENT)
+      raise(Errc::bad_data, "the folder ", path_,
+            " of a parameter server is incomplete: it has no ",
+            layer_file(l).substr(path_.size() + 1),
+            "; put all of its files there, or name another folder, or remove this one and begin "
+            "anew");
     read(layer_file(l), layer_name, l, [&](auto& in, auto& file, std::uint64_t own) {
       if (own != run) in.refuse(text("is of another run than ", server_file()));
       stagger::detail::LayerParameters like;
@@ -139,7 +145,7 @@ class DurableFolder {
  private:
   static constexpr std::string_view server_name = "stgrserv";
   static constexpr std::string_view layer_name = "stgrlayr";
-  static constexpr std::uint32_t version = 4;
+  static constexpr std::uint32_t version = 5;
 
   [[nodiscard]] static std::string made(std::string path) {
     stagger::detail::make_writable_folder(path, "a parameter server");

@@ -99,15 +99,10 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     answer();
   }
 
-  /// A worker takes no further step, so late layers can no longer be chosen for the others.
-  void leave(int worker, int client) noexcept {
+  /// A process of a worker takes no further step.
+  void leave(int client) noexcept {
     std::lock_guard const lock(mutex_);
     asks_[client].told = nullptr;
-    if (failure_) return;
-    failure_ = raised(Errc::peer_failed, "worker ", worker,
-                      " has gone, and layers that are late need the gradients of all; let all "
-                      "workers take the same number of steps");
-    answer();
   }
   /// All workers begin again.
   void reset() noexcept {

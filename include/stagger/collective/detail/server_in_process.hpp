@@ -16,7 +16,6 @@
 #include <vector>
 
 #include <stagger/collective/detail/clients.hpp>
-#include <stagger/collective/detail/durable_folder.hpp>
 #include <stagger/collective/detail/entrance.hpp>
 #include <stagger/collective/detail/late_answers.hpp>
 #include <stagger/collective/detail/same_workers.hpp>
@@ -36,36 +35,6 @@ namespace detail {
 using stagger::detail::ByteRange;
 using stagger::detail::ParameterListener;
 
-/// @throws Error  bad_configuration for a staleness model that does not work with the options
-[[gnu::cold]] inline void require_possible(ServerOptions const& options, WorkerRules const& rules) {
-  if (rules.late != nullptr && options.on_failure == OnFailure::go_on && !options.durable.empty())
-    raise(
-        Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
-        options.durable,
-        " cannot go on without a worker whose layers may be late; use OnFailure::fail_fast, or no "
-        "ServerOptions::durable");
-  if (rules.late != nullptr && !options.durable.empty() && late_words(rules).empty())
-    raise(Errc::bad_configuration,
-          "a parameter server cannot keep the numbers of this staleness model in the folder ",
-          options.durable,
-          "; give each of its policies 'auto fields() const { return std::tie(share); }' with all "
-          "of them");
-}
-
-/// The number of failures after which a worker's stream begins. One far beyond those that this part
-/// of a server has heard of is refused, since each of them would happen here, one after the other.
-/// @param failures  as the worker says, or any_failures
-[[nodiscard]] inline std::uint32_t possible_failures(int worker, std::uint32_t failures,
-                                                     std::uint32_t heard) {
-  constexpr std::uint32_t most_missed = 1000;
-  if (failures == stagger::detail::any_failures) return heard;
-  if (failures > heard && failures - heard > most_missed)
-    raise(Errc::bad_data, "worker ", worker, " says that ", failures,
-          " of its streams have failed, where the server has heard of ", heard,
-          "; run the same version of the program at both ends");
-  return failures;
-}
-
 /// What a server has, and how it ends streams.
 class ServerStreams {
  public:
@@ -79,7 +48,7 @@ class ServerStreams {
         layers_(options) {}
   ~ServerStreams() = default;
 
-  /// A client has joined; those who wait to join can do so, too.
+  /// A client has joined; those who wait to join can do so, too. @pre joining_ is held
   [[gnu::cold]] void take_in(int client, std::size_t layers, WorkerRules const& rules,
                              ParameterListener& listener) {
     Client& own = clients_[client];
@@ -89,6 +58,7 @@ class ServerStreams {
     own.came = true;
     own.listener = &listener;
     entrance_.wake();
+    let_in(client);
   }
 
   [[gnu::cold]] void make_late(WorkerRules const& rules, std::span<LayerParameters const> layers) {
@@ -107,7 +77,7 @@ class ServerStreams {
     std::uint32_t pushes = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
-      if (worker != unknown_worker) pushes = std::max(pushes, layers_[l].pushes(worker));
+      if (worker != unknown_worker) pushes = std::max(pushes, pushes_made(layers_[l], worker));
       layers_.fail(l, worker);
       if (goes_on()) answer(l);
     }
@@ -144,6 +114,46 @@ class ServerStreams {
     }
     returning_.store(returning);
   }
+  /// The layers have been read from a folder: their workers are expected to join again. @pre
+  /// joining_ is held
+  [[gnu::cold]] void expect_all() {
+    layers_.notify(late_.get());
+    bool any = false;
+    for (int n = 0; n < options_.workers; ++n) {
+      clients_[n].awaited.store(layers_.takes_part(n));
+      any = any || layers_.in_stream(n);
+    }
+    if (late_ != nullptr && any) fail(unknown_worker);  // see ServerInProcess::lose
+  }
+  /// The worker has left: nobody waits for it until it joins again. @pre likewise
+  void depart(int worker) noexcept {
+    if (late_ != nullptr) late_->lose(worker);
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const shard(mutex(l));
+      layers_[l].leave(worker);
+      keep_and_answer(l);
+    }
+    if (late_ != nullptr) go_on_late();
+  }
+  /// A worker that has left may join again. Parts of a server hear of that at different times, and
+  /// must let it into the same stream.
+  /// @throws Error  bad_configuration. @pre likewise
+  [[gnu::cold]] void require_welcome(int worker, WorkerRules const& rules) {
+    if (rules.in_parts && clients_.any_active() && layers_.gone(worker))
+      raise(Errc::bad_configuration, "worker ", worker,
+            " joins again while others are in their steps or streams; over processes let it join "
+            "when these have ended");
+  }
+  /// It has joined again. If the others do not go on without workers that fail, they wait for it
+  /// from now on; otherwise from when it begins. @pre likewise
+  [[gnu::cold]] void let_in(int client) {
+    int const worker = worker_of(client);
+    if (goes_on() || !layers_.gone(worker)) return;
+    if (late_ == nullptr) return layers_.rejoin(worker);
+    clients_[client].returns.store(true);
+    admit();
+    clients_[client].returns.store(false);  // otherwise it waits for that when it begins
+  }
   /// A worker has left all layers. @pre likewise
   void go_on_late() {
     late_->start_over_if_deserted();
@@ -163,7 +173,9 @@ class ServerStreams {
   /// In layers that the process has run, the last push was not marked as the last. @pre likewise
   void go_on_without(int client) {
     int const worker = worker_of(client);
-    if (late_ != nullptr) late_->leave(worker, client);
+    clients_[client].returns.store(false);
+    if (late_ != nullptr) late_->leave(client);
+    if (late_ != nullptr && !clients_.active(worker)) late_->lose(worker);
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const lock(mutex(l));
       ParameterStore& layer = layers_[l];
@@ -180,6 +192,17 @@ class ServerStreams {
       std::lock_guard const lock(mutex(l));
       clients_[client].asks[l] = {};
     }
+  }
+
+  /// As ServerInProcess::waits_for. @param asks_all  whether the client waits in all layers
+  [[nodiscard]] [[gnu::cold]] std::string words_for_slowest(int client, bool asks_all) {
+    List<Ask> all;
+    if (asks_all) all.assign(layers_.size(), Ask{Ask::everything});
+    Awaited const slowest =
+        slowest_but(layers_, worker_of(client), asks_all ? all : clients_[client].asks);
+    if (slowest.worker < 0) return {};
+    std::lock_guard const lock(joining_);
+    return clients_.words_for(slowest.worker, slowest.process, slowest.made);
   }
 
   void keep_and_answer(std::size_t l) noexcept {
@@ -215,16 +238,16 @@ class ServerInProcess : private ServerStreams {
     std::lock_guard const lock(joining_);
     require_worker(worker);
     int const client = clients_.number_for(worker, rules);
+    require_welcome(worker, rules);
     if (layers_.size() == 0) {
       require_possible(options_, rules);
       make_late(rules, layers);
       layers_.take_over(layers, rules, late_.get());
     } else if (layers_.compare(worker, layers, digests, rules)) {
       make_late(rules, layers);
-      layers_.notify(late_.get());
-      for (int n = 0; n < options_.workers; ++n) clients_[n].awaited.store(layers_.in_stream(n));
-      if (late_ != nullptr && clients_.any_awaited()) fail(unknown_worker);  // see lose()
+      expect_all();
     }
+    if (!layers_.in_stream(worker)) clients_[client].awaited.store(false);
     layers_.reserve(rules.ahead);
     take_in(client, layers.size(), rules, listener);
     return client;
@@ -241,22 +264,16 @@ class ServerInProcess : private ServerStreams {
     forget_asks(client);
     std::lock_guard const lock(joining_);
     clients_[client].listener = nullptr;
-    if (!goes_on() || clients_.present(worker_of(client)) != 0) return;
-    if (late_ != nullptr) late_->lose(worker_of(client));
-    for (std::size_t l = 0; l < layers_.size(); ++l) {  // others do not wait for it
-      std::lock_guard const shard(mutex(l));
-      layers_[l].leave(worker_of(client));
-      keep_and_answer(l);
-    }
-    if (late_ != nullptr) go_on_late();
+    if (clients_.present(worker_of(client)) == 0) depart(worker_of(client));
   }
   /// Whether streams go on over another connection. They do not where layers may be late: which are
   /// late in a step is not kept in the folder.
   [[nodiscard]] bool resumes() const noexcept { return layers_.durable() && late_ == nullptr; }
-  /// The connection to the client is lost. If streams go on over another one, its own does when it
-  /// joins again; otherwise the worker has left.
+  /// The server stops. Its folder has the worker as one that joins again; without a folder it has
+  /// left. If streams go on over another connection, its own does then.
   void lose(int client) noexcept {
-    if (!resumes()) return leave(client);
+    if (!layers_.durable()) return leave(client);
+    if (!resumes()) end(client, true);
     forget_asks(client);
     std::lock_guard const lock(joining_);
     clients_[client].awaited.store(clients_[client].active.exchange(false));
@@ -265,8 +282,11 @@ class ServerInProcess : private ServerStreams {
   [[nodiscard]] bool awaits_any() const noexcept { return clients_.any_awaited(); }
   void give_up_awaited() noexcept {
     std::lock_guard const lock(joining_);
-    for (int n = 0; n < clients_.size(); ++n)
-      if (clients_[n].awaited.exchange(false)) fail(worker_of(n));
+    for (int n = 0; n < clients_.size(); ++n) {
+      if (!clients_[n].awaited.exchange(false)) continue;
+      if (layers_.in_stream(worker_of(n))) fail(worker_of(n));
+      if (clients_.present(worker_of(n)) == 0) depart(worker_of(n));
+    }
   }
   [[nodiscard]] Clients::Attendance attendance() {
     std::lock_guard const lock(joining_);
@@ -293,7 +313,7 @@ class ServerInProcess : private ServerStreams {
     if (clients_.lost_before(client, layers_.failures(worker))) return failures;
     // Processes of one worker may be in different streams: each begins when it reads a layer here.
     own.begins = own.processes != 1;
-    bool const returns = goes_on_late() && !late_->has(worker);
+    bool const returns = late_ != nullptr && !late_->has(worker);
     if (!own.begins && !returns) layers_.enter(worker, clients_.process_of(client));
     if (late_ != nullptr && !goes_on() && !clients_.any_active()) late_->reset();
     own.returns.store(returns);
@@ -417,8 +437,10 @@ class ServerInProcess : private ServerStreams {
   /// Ends a stream of a client, which then gets no further notifications of it.
   void end(int client, bool failed) noexcept {
     std::lock_guard const lock(joining_);
-    clients_[client].begins = false;
-    if (!clients_[client].active.exchange(false)) return;
+    Client& own = clients_[client];
+    own.begins = false;
+    bool const awaited = failed && own.awaited.load() && layers_.in_stream(worker_of(client));
+    if (!own.active.exchange(false) && !awaited) return;
     failed || goes_on_late() ? fail(worker_of(client)) : go_on_without(client);
   }
 
@@ -427,10 +449,7 @@ class ServerInProcess : private ServerStreams {
   [[nodiscard]] std::string waits_for(int client) {
     bool asks_all = clients_[client].returns.load();
     for (std::size_t l = 0; !asks_all && l < layers_.size(); ++l) asks_all = !has_turn(client, l);
-    if (!asks_all) return slowest_but(layers_, worker_of(client), clients_[client].asks);
-    List<Ask> all;
-    all.assign(layers_.size(), Ask{Ask::everything});
-    return slowest_but(layers_, worker_of(client), all);
+    return words_for_slowest(client, asks_all);
   }
 
   void require_active(int client) const { clients_.require_active(client); }

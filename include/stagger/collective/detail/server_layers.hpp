@@ -50,13 +50,78 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
   layer.push(worker, values, part);
 }
 
+/// How many pushes of a layer a worker has made, added or not.
+[[nodiscard]] inline std::uint32_t pushes_made(ParameterStore const& layer, int worker) {
+  return layer.history().added(worker) +
+         static_cast<std::uint32_t>(layer.workers()[worker].waiting.size());
+}
+
 /// Layers are distributed over shards. Each shard has a lock, which the caller must hold while it
 /// uses a layer. If a folder is given, layers continue from the state in it.
-class ServerLayers {
+class StoredLayers {
  public:
+  /// Number of layers; 0 until a worker has joined.
+  [[nodiscard]] std::size_t size() const noexcept { return layers_.size(); }
+  [[nodiscard]] std::mutex& mutex(std::size_t l) { return shards_[l % shards_.size()]; }
+  [[nodiscard]] ParameterStore& operator[](std::size_t l) { return *layers_[l]; }
+
+  /// Whether a worker has left, or has failed where the others go on without it.
+  [[nodiscard]] bool gone(int worker) {
+    bool any = false;
+    for (std::size_t l = 0; l < size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      any = any || layers_[l]->workers()[worker].gone;
+    }
+    return any;
+  }
+  /// Whether a worker is in a stream.
+  /// @param has_pushed  and has pushed there
+  [[nodiscard]] bool in_stream(int worker, bool has_pushed = false) {
+    bool any = false;
+    for (std::size_t l = 0; l < size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      stagger::detail::StoreWorker const& own = layers_[l]->workers()[worker];
+      if (own.in_stream(layers_[l]->streams())) any = any || !has_pushed || own.pushes != own.start;
+    }
+    return any;
+  }
+  /// Whether a worker has been in a stream and has not left.
+  [[nodiscard]] bool takes_part(int worker) {
+    bool any = false;
+    for (std::size_t l = 0; l < size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      stagger::detail::StoreWorker const& own = layers_[l]->workers()[worker];
+      any = any || (!own.gone && own.stream != stagger::detail::all_rounds);
+    }
+    return any;
+  }
+  [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
+  [[nodiscard]] ServerRecord const& record() const noexcept { return record_; }
+  [[nodiscard]] bool logs() const noexcept { return store_rules_.log; }
+  [[nodiscard]] bool durable() const noexcept { return folder_ != nullptr; }
+  /// Writes the state of a layer to the folder, if there is one. @pre its lock is held
+  /// @throws Error  io
+  void keep(std::size_t l) {
+    if (folder_ != nullptr) folder_->write(l, record_.run, *layers_[l]);
+  }
+  /// Likewise; an error is reported to the worker that pushes or reads next.
+  void try_to_keep(std::size_t l) noexcept {
+    try {
+      keep(l);
+    } catch (...) {  // DurableFolder keeps the error, which the next write throws
+    }
+  }
+  /// @throws Error  io once a write has failed: weights may contain pushes that the folder lacks
+  void require_kept() const {
+    if (folder_ != nullptr) folder_->require_sound();
+  }
+  /// How many streams of a worker have ended by a failure, its own or another's.
+  [[nodiscard]] std::uint32_t failures(int worker) const { return record_.failures[worker]; }
+
+ protected:
   /// @throws Error  mismatch for a folder with another run, bad_data for one that is damaged, io if
   ///                it cannot be used
-  explicit ServerLayers(ServerOptions const& options) : shards_(options.shards) {
+  explicit StoredLayers(ServerOptions const& options) : shards_(options.shards) {
     record_.run = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32U;
     record_.name = options.run;
     record_.goes_on = options.on_failure == OnFailure::go_on;
@@ -65,6 +130,7 @@ class ServerLayers {
     if (options.weights.empty())
       record_.weights.assign(static_cast<std::size_t>(options.workers), 1.0 / options.workers);
     record_.failures.assign(record_.weights.size(), 0);
+    store_rules_.takes_over = record_.goes_on;
     store_rules_.log = options.log;
     store_rules_.weights = record_.weights;
     if (options.durable.empty()) return;
@@ -72,10 +138,67 @@ class ServerLayers {
     if (folder_->holds_run()) restore();
   }
 
-  /// Number of layers; 0 until a worker has joined.
-  [[nodiscard]] std::size_t size() const noexcept { return layers_.size(); }
-  [[nodiscard]] std::mutex& mutex(std::size_t l) { return shards_[l % shards_.size()]; }
-  [[nodiscard]] ParameterStore& operator[](std::size_t l) { return *layers_[l]; }
+  ~StoredLayers() = default;
+  /// Whether the others are in the same stream in all layers. @pre the locks of all are held
+  [[nodiscard]] bool in_one_stream() const {
+    bool one = true;
+    for (auto const& layer : layers_)
+      for (int n = 0; n < workers(); ++n)
+        one = one && (layer->ended(n) || layer->in_stream(n) == layers_[0]->in_stream(n));
+    return one;
+  }
+  [[nodiscard]] FixedArray<std::unique_lock<std::mutex>> lock_all() {
+    FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
+    for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s]);
+    return locks;
+  }
+  [[nodiscard]] int workers() const noexcept { return static_cast<int>(record_.weights.size()); }
+  FixedArray<std::mutex> shards_;
+  WorkerRules rules_;
+  stagger::detail::StoreRules store_rules_;
+  FixedArray<std::unique_ptr<ParameterStore>> layers_;
+  std::unique_ptr<DurableFolder> folder_;  // null: layers are kept in memory only
+  ServerRecord record_;
+  bool restored_ = false;
+
+ private:
+  [[gnu::cold]] void restore() {
+    ServerRecord found = folder_->read();
+    auto const refuse = [&](std::string const& words) {
+      raise(Errc::mismatch, "the folder ", folder_->path(), " has the run of a parameter server ",
+            words, "; start it with the same options, or name another folder");
+    };
+    if (found.name != record_.name)
+      refuse(text("with the name '", found.name, "', this one has the name '", record_.name, "'"));
+    if (found.weights.size() != record_.weights.size())
+      refuse(text("for ", counted(found.weights.size(), "worker"), ", this one is made for ",
+                  record_.weights.size()));
+    if (!std::equal(found.weights.begin(), found.weights.end(), record_.weights.begin()))
+      refuse("with other weights for its workers");
+    if (found.averages != record_.averages)
+      refuse(found.averages ? "whose workers average their changes"
+                            : "whose workers sum up their changes");
+    if (found.goes_on != record_.goes_on) refuse("that does something else when a worker fails");
+    record_ = std::move(found);
+    rules_ = record_.rules.rules();
+    store_rules_.pushes = rules_.pushes;
+    store_rules_.adds = rules_.adds;
+    store_rules_.optimizer.states = record_.states;
+    FixedArray<std::unique_ptr<ParameterStore>> stores(record_.layers);
+    for (std::size_t l = 0; l < stores.size(); ++l)
+      stores[l] = folder_->read(l, record_.run, [&](LayerParameters const& like) {
+        return std::make_unique<ParameterStore>(like, store_rules_, store_rules_.weights.size());
+      });
+    layers_ = std::move(stores);
+    restored_ = true;
+  }
+};
+
+/// How workers begin and end streams in all layers.
+class ServerLayers : public StoredLayers {
+ public:
+  /// @throws Error  as StoredLayers
+  explicit ServerLayers(ServerOptions const& options) : StoredLayers(options) {}
 
   /// Takes over the layers and rules of the worker that joins first.
   /// @param added  notified of each round of gradients, or null
@@ -160,6 +283,13 @@ class ServerLayers {
     require_over(l, worker);
     layers_[l]->enter(worker, process);
   }
+  /// A worker that had left has joined again: the others wait for it, unless they are ending a
+  /// stream, when it comes back as it begins the next one.
+  void rejoin(int worker) {
+    auto const locks = lock_all();
+    if (!in_one_stream()) return;
+    for (std::size_t l = 0; l < size(); ++l) layers_[l]->come_back(worker), try_to_keep(l);
+  }
   /// A worker that had left comes back, if the others are between two steps with late layers.
   /// @param between  () -> whether they are; called with the locks of all layers
   /// @param back     () -> called with them when the worker has come back
@@ -173,28 +303,6 @@ class ServerLayers {
     if (now) take_back(worker, process), back();
     return now;
   }
-  [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
-  [[nodiscard]] ServerRecord const& record() const noexcept { return record_; }
-  [[nodiscard]] bool logs() const noexcept { return store_rules_.log; }
-  [[nodiscard]] bool durable() const noexcept { return folder_ != nullptr; }
-  /// Writes the state of a layer to the folder, if there is one. @pre its lock is held
-  /// @throws Error  io
-  void keep(std::size_t l) {
-    if (folder_ != nullptr) folder_->write(l, record_.run, *layers_[l]);
-  }
-  /// Likewise; an error is reported to the worker that pushes or reads next.
-  void try_to_keep(std::size_t l) noexcept {
-    try {
-      keep(l);
-    } catch (...) {  // DurableFolder keeps the error, which the next write throws
-    }
-  }
-  /// @throws Error  io once a write has failed: weights may contain pushes that the folder lacks
-  void require_kept() const {
-    if (folder_ != nullptr) folder_->require_sound();
-  }
-  /// How many streams of a worker have ended by a failure, its own or another's.
-  [[nodiscard]] std::uint32_t failures(int worker) const { return record_.failures[worker]; }
   /// Called when a worker fails, before its stream, or that of every worker, is ended.
   void begin_failure(int worker) noexcept {
     for (std::size_t n = 0; n < record_.failures.size(); ++n)
@@ -203,17 +311,6 @@ class ServerLayers {
       if (folder_ != nullptr) folder_->write(record_);
     } catch (...) {  // DurableFolder keeps the error, which the next write throws
     }
-  }
-  /// Whether a worker is in a stream.
-  /// @param has_pushed  and has pushed there
-  [[nodiscard]] bool in_stream(int worker, bool has_pushed = false) {
-    bool any = false;
-    for (std::size_t l = 0; l < size(); ++l) {
-      std::lock_guard const lock(mutex(l));
-      stagger::detail::StoreWorker const& own = layers_[l]->workers()[worker];
-      if (own.in_stream(layers_[l]->streams())) any = any || !has_pushed || own.pushes != own.start;
-    }
-    return any;
   }
   /// In one layer, ends the stream of a worker that has failed, or of all workers. @pre its lock is
   /// held
@@ -235,12 +332,10 @@ class ServerLayers {
   /// @throws Error  bad_configuration if the streams of the others have ended in some layers only
   [[gnu::cold]] void come_back(int worker, int process) {
     auto const locks = lock_all();
-    for (auto const& layer : layers_)
-      for (int n = 0; n < workers(); ++n)
-        if (!layer->ended(n) && layer->in_stream(n) != layers_[0]->in_stream(n))
-          raise(Errc::bad_configuration, "worker ", worker,
-                " comes back while the others end their streams; let it begin again when all have "
-                "ended");
+    if (!in_one_stream())
+      raise(Errc::bad_configuration, "worker ", worker,
+            " comes back while the others end their streams; let it begin again when all have "
+            "ended");
     take_back(worker, process);
     for (std::size_t l = 0; l < size(); ++l) keep(l);
   }
@@ -251,76 +346,38 @@ class ServerLayers {
       layer->come_back(worker);
     }
   }
-  [[nodiscard]] FixedArray<std::unique_lock<std::mutex>> lock_all() {
-    FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
-    for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s]);
-    return locks;
-  }
-  [[nodiscard]] int workers() const noexcept { return static_cast<int>(record_.weights.size()); }
-  [[gnu::cold]] void restore() {
-    ServerRecord found = folder_->read();
-    auto const refuse = [&](std::string const& words) {
-      raise(Errc::mismatch, "the folder ", folder_->path(), " has the run of a parameter server ",
-            words, "; start it with the same options, or name another folder");
-    };
-    if (found.name != record_.name)
-      refuse(text("with the name '", found.name, "', this one has the name '", record_.name, "'"));
-    if (found.weights.size() != record_.weights.size())
-      refuse(text("for ", counted(found.weights.size(), "worker"), ", this one is made for ",
-                  record_.weights.size()));
-    if (!std::equal(found.weights.begin(), found.weights.end(), record_.weights.begin()))
-      refuse("with other weights for its workers");
-    if (found.averages != record_.averages)
-      refuse(found.averages ? "whose workers average their changes"
-                            : "whose workers sum up their changes");
-    if (found.goes_on != record_.goes_on) refuse("that does something else when a worker fails");
-    record_ = std::move(found);
-    rules_ = record_.rules.rules();
-    store_rules_.pushes = rules_.pushes;
-    store_rules_.adds = rules_.adds;
-    store_rules_.optimizer.states = record_.states;
-    FixedArray<std::unique_ptr<ParameterStore>> stores(record_.layers);
-    for (std::size_t l = 0; l < stores.size(); ++l)
-      stores[l] = folder_->read(l, record_.run, [&](LayerParameters const& like) {
-        return std::make_unique<ParameterStore>(like, store_rules_, store_rules_.weights.size());
-      });
-    layers_ = std::move(stores);
-    restored_ = true;
-  }
   /// Ends streams in the layers that a killed server had not reached.
   [[gnu::cold]] void finish_failures() {
     for (std::size_t l = 0; l < size(); ++l)
       for (int n = 0; n < workers(); ++n)
         if (layers_[l]->workers()[n].failures < record_.failures[n]) fail(l, n);
   }
-
-  FixedArray<std::mutex> shards_;
-  WorkerRules rules_;
-  stagger::detail::StoreRules store_rules_;
-  FixedArray<std::unique_ptr<ParameterStore>> layers_;
-  std::unique_ptr<DurableFolder> folder_;  // null: layers are kept in memory only
-  ServerRecord record_;
-  bool restored_ = false;
 };
 
-/// The slowest other worker in the layers that a worker waits for, as text; or empty.
+/// A worker that others wait for in a layer.
+struct Awaited {
+  int worker = -1;  ///< -1: nobody
+  int process = 0;  ///< of the worker, which runs the layer
+  std::uint32_t made = 0;
+};
+
+/// The slowest other worker in the layers that a worker waits for.
 /// @param asks  [layers] what the worker has asked for
-[[nodiscard]] inline std::string slowest_but(ServerLayers& layers, int worker,
-                                             List<Ask> const& asks) {
-  int slowest = -1;
+[[nodiscard]] inline Awaited slowest_but(ServerLayers& layers, int worker, List<Ask> const& asks) {
+  Awaited slowest;
   std::uint32_t least = 0;
   for (std::size_t l = 0; l < layers.size(); ++l) {
     std::lock_guard const lock(layers.mutex(l));
     ParameterStore const& layer = layers[l];
     auto const workers = static_cast<int>(layer.workers().size());
     for (int n = 0; n < workers && asks[l].rounds != Ask::nothing; ++n) {
-      if (n == worker || layer.ended(n) || (slowest >= 0 && layer.pushes(n) >= least)) continue;
-      slowest = n;
-      least = layer.pushes(n);
+      std::uint32_t const pushes = layer.workers()[n].progress();
+      if (n == worker || layer.ended(n) || (slowest.worker >= 0 && pushes >= least)) continue;
+      slowest = {n, layer.workers()[n].process, pushes_made(layer, n)};
+      least = pushes;
     }
   }
-  if (slowest < 0) return {};
-  return text("worker ", slowest, ", which has made ", least, " pushes");
+  return slowest;
 }
 
 }  // namespace stagger::collective::detail

@@ -21,6 +21,7 @@ struct StoreRules {
   staleness::Adds adds = staleness::Adds::in_worker_order;
   OptimizerCall optimizer{};     ///< applied to gradients
   List<double> weights{};        ///< [workers] factors of gradients, or shares in the mean
+  bool takes_over = false;       ///< whether those present take over weights of those who have gone
   bool log = false;              ///< whether events are recorded
   AddedRounds* added = nullptr;  ///< notified of each round of gradients, or null
 };

@@ -55,6 +55,7 @@ struct StoreWorker {
   static constexpr std::size_t most_reserved = 1024;  ///< waiting pushes, without their values
   std::uint32_t pushes = 0;             ///< added or not; equal for all workers when streams begin
   std::uint32_t start = 0;              ///< of them, those before its stream
+  std::uint32_t lead = 0;               ///< of them, those by which it was ahead when it came back
   std::uint32_t before = 0;             ///< of them, those added before its current stream
   std::uint32_t from = 0;               ///< rounds of the first snapshot that it may ask for
   std::uint32_t stream = all_rounds;    ///< the stream that it began last; at first none
@@ -62,7 +63,7 @@ struct StoreWorker {
   std::uint32_t failures = 0;           ///< streams that ended by a failure, its own or another's
   std::size_t most_ahead = 1;           ///< pushes that may wait for those of others
   bool ended = false;                   ///< whether that stream has ended
-  bool gone = false;                    ///< it has left: nobody waits for it
+  bool gone = false;                    ///< it has left or failed: nobody waits for it
   List<ParameterBlock> waiting{};       ///< pushes that are not added yet, the oldest first
   ParameterBlock begun{};               ///< a push that lacks its late part
   std::size_t begun_from = 0;           ///< bytes of that part
@@ -79,9 +80,13 @@ struct StoreWorker {
   [[nodiscard]] bool may_push() const noexcept {
     return std::min<std::size_t>(waiting.size(), pushes - start) < most_ahead;
   }
-  /// How many of its pushes have been added.
+  // Pushes are numbered by `pushes`, which never falls. Workers are compared without `lead`, so that
+  // one that was ahead and comes back need not wait until the others have made as many.
+  [[nodiscard]] std::uint32_t progress() const noexcept { return pushes - lead; }
+  [[nodiscard]] std::uint32_t first() const noexcept { return start - lead; }  ///< of its stream
+  /// How many of its pushes have been added, likewise.
   [[nodiscard]] std::uint32_t added() const noexcept {
-    return pushes - static_cast<std::uint32_t>(waiting.size());
+    return progress() - static_cast<std::uint32_t>(waiting.size());
   }
   /// Whether something that it has pushed is not added.
   [[nodiscard]] bool waits() const noexcept { return !waiting.empty() || begun.size() != 0; }
@@ -98,12 +103,15 @@ struct StoreWorker {
   [[nodiscard]] bool in_stream(std::uint32_t streams) const noexcept {
     return stream == streams && !ended;
   }
-  /// @param made    pushes that it counts as having made
+  /// @param made    number of the last push that it counts as having made
   /// @param added   of its pushes, those that count as added
   /// @param rounds  likewise
-  void begin_from(std::uint32_t made, std::uint32_t added, std::uint32_t rounds) noexcept {
+  /// @param beyond  of the pushes made, those that do not count where workers are compared
+  void begin_from(std::uint32_t made, std::uint32_t added, std::uint32_t rounds,
+                  std::uint32_t beyond) noexcept {
     ended = gone;
     pushes = start = made;
+    lead = beyond;
     before = added;
     from = rounds;
   }
@@ -111,9 +119,9 @@ struct StoreWorker {
   /// @param file   a StateWriter or a StateReader
   /// @param bytes  of a push
   template <class File> void keep(File& file, std::size_t bytes) {
-    file.numbers(pushes, start, before, from, stream, failures, ended, gone, answer_contains);
+    file.numbers(pushes, start, lead, before, from, stream, failures, ended, gone, answer_contains);
     for (std::uint32_t& count : answer_pushes) file.numbers(count);
-    file.require(start <= pushes);
+    file.require(start <= pushes && lead <= start);
     file.blocks(waiting, bytes);
     file.block(answer);
   }
@@ -135,7 +143,8 @@ struct StoreRound {
 
 class StoreWorkers {
  public:
-  explicit StoreWorkers(std::size_t count) : workers_(count) {}
+  /// @param takes_over  whether those present take over the weights of those who have gone
+  StoreWorkers(std::size_t count, bool takes_over) : workers_(count), takes_over_(takes_over) {}
   [[nodiscard]] std::size_t size() const noexcept { return workers_.size(); }
   template <std::integral I> [[nodiscard]] StoreWorker& operator[](I n) { return workers_[n]; }
   template <std::integral I> [[nodiscard]] StoreWorker const& operator[](I n) const {
@@ -169,7 +178,7 @@ class StoreWorkers {
       std::uint32_t count = pushes;
       if (adds == staleness::Adds::in_turn) count = own.answer_pushes[n];
       if (adds == staleness::Adds::on_arrival) count = added_for(worker, n);
-      to.data()[n] = count == all_rounds ? count : count - std::min(count, own.start);
+      to.data()[n] = count == all_rounds ? count : count - std::min(count, own.first());
     }
   }
   /// Whether every stream has ended.
@@ -192,8 +201,21 @@ class StoreWorkers {
   /// The smallest number of pushes.
   /// @param none  returned if there is no such worker
   [[nodiscard]] std::uint32_t fewest_pushes(std::uint32_t none) const noexcept {
-    std::uint32_t const few = least(unlimited, [](auto const& each) { return each.pushes; });
+    std::uint32_t const few = least(unlimited, [](auto const& each) { return each.progress(); });
     return few == unlimited ? none : few;
+  }
+  struct Begin {
+    std::uint32_t made = 0, lead = 0;  ///< as of StoreWorker
+  };
+  /// From where a worker counts that comes back.
+  /// @param rounds  that have been added, in the order of workers
+  [[nodiscard]] Begin back_at(int worker, staleness::Adds adds,
+                              std::uint32_t rounds) const noexcept {
+    StoreWorker const& own = workers_[worker];
+    bool const exact = adds == staleness::Adds::in_worker_order;
+    std::uint32_t const others = exact ? rounds : fewest_pushes(own.progress());
+    std::uint32_t const made = std::max(own.pushes, others);
+    return {made, adds == staleness::Adds::on_arrival ? made - others : 0};
   }
   [[nodiscard]] bool have_added(std::uint32_t pushes) const noexcept {
     return least(unlimited, [](auto const& each) { return each.added(); }) >= pushes;
@@ -212,7 +234,7 @@ class StoreWorkers {
       bool const pushed = begun ? workers_[n].begun.size() != 0 : !workers_[n].waiting.empty();
       if (!pushed && !workers_[n].ended) return {};
       if (pushed) ++round.pushes;
-      if (pushed || !workers_[n].gone) round.scale += weights[n];
+      if (pushed || !taken_over(n)) round.scale += weights[n];
     }
     round.scale = all / round.scale;
     return round;
@@ -258,7 +280,7 @@ class StoreWorkers {
     double there = 0;
     for (std::size_t n = 0; n < size(); ++n) {
       all += weights[n];
-      if (!workers_[n].gone || static_cast<int>(n) == worker) there += weights[n];
+      if (!taken_over(n) || static_cast<int>(n) == worker) there += weights[n];
     }
     return {before, 1, all / there};
   }
@@ -268,7 +290,7 @@ class StoreWorkers {
     file.require(turn_ < size());
     for (StoreWorker& each : workers_) {
       each.keep(file, bytes);
-      file.require(each.from <= rounds && each.waiting.size() <= each.pushes);
+      file.require(each.from <= rounds && each.waiting.size() <= each.progress());
     }
   }
 
@@ -280,8 +302,14 @@ class StoreWorkers {
     return most;
   }
 
+  /// Whether others take over the weight of a worker.
+  [[nodiscard]] bool taken_over(std::size_t n) const noexcept {
+    return takes_over_ && workers_[n].gone;
+  }
+
   FixedArray<StoreWorker> workers_;
   std::size_t turn_ = 0;
+  bool takes_over_;
 };
 
 }  // namespace stagger::detail
