@@ -29,7 +29,8 @@ namespace stagger {
 /// The steps of one pipeline, one after the other: a single step, or the steps that a function
 /// returns. The function is called with null for the first step, and with the metrics of the
 /// previous step as soon as that has ended, independently of other pipelines. It returns an empty
-/// optional after the last step.
+/// optional after the last step. If it throws, the pipeline has failed: its parameter server tells
+/// the other workers, as of a step that fails.
 ///
 /// @code
 ///     run_together(std::vector<Steps>{a.step(batch), [&, m = 0](Metrics const* before) mutable {
@@ -82,7 +83,10 @@ template <> struct ExchangeTable<WithServer> {
 class Together {
  public:
   explicit Together(std::vector<Steps> next)
-      : next_(std::move(next)), metrics_(next_.size()), steps_(next_.size()) {
+      : next_(std::move(next)),
+        metrics_(next_.size()),
+        steps_(next_.size()),
+        owners_(next_.size()) {
     failures_.reserve(next_.size());
   }
 
@@ -91,18 +95,19 @@ class Together {
     std::vector<std::size_t> others;
     for (std::size_t i = 0; i < next_.size(); ++i)
       if (advance(i, nullptr)) (steps_[i]->shares_time() ? timed : others).push_back(i);
+    if (!failures_.empty()) rethrow();  // others would wait for one that does not begin
     std::vector<std::thread> threads;
     threads.reserve(others.size());
     std::size_t const apart = timed.empty() ? 1 : 0;
     for (std::size_t k = apart; k < others.size(); ++k)
-      guarded([&] { threads.emplace_back([this, i = others[k]] { run_all(i); }); });
+      guarded(others[k], [&] { threads.emplace_back([this, i = others[k]] { run_all(i); }); });
     if (timed.empty() && !others.empty()) run_all(others[0]);
-    std::erase_if(timed, [&](std::size_t i) { return !guarded([&] { steps_[i]->begin(); }); });
+    std::erase_if(timed, [&](std::size_t i) { return !guarded(i, [&] { steps_[i]->begin(); }); });
     while (!timed.empty())
       std::erase_if(timed, [&](std::size_t i) {
         if (!steps_[i]->drive_together()) return false;
-        return !guarded([&] { metrics_[i] = steps_[i]->await_resume(); }) ||
-               !advance(i, &metrics_[i]) || !guarded([&] { steps_[i]->begin(); });
+        return !guarded(i, [&] { metrics_[i] = steps_[i]->await_resume(); }) ||
+               !advance(i, &metrics_[i]) || !guarded(i, [&] { steps_[i]->begin(); });
       });
     for (std::thread& thread : threads) thread.join();
     rethrow();
@@ -110,26 +115,34 @@ class Together {
   }
 
  private:
-  /// @return whether the body did not throw
-  template <class Body> bool guarded(Body body) noexcept {
+  /// @return whether the body did not throw; otherwise the pipeline has failed
+  template <class Body> bool guarded(std::size_t i, Body body) noexcept {
     try {
       body();
       return true;
     } catch (...) {
-      std::lock_guard const lock(mutex_);
-      failures_.push_back(std::current_exception());
+      {
+        std::lock_guard const lock(mutex_);
+        failures_.push_back(std::current_exception());
+      }
+      if (owners_[i] != nullptr) owners_[i]->fail_between(std::current_exception());
       return false;
     }
   }
   /// Asks for a pipeline's next step.
   /// @return whether there is one
   bool advance(std::size_t i, Metrics const* before) noexcept {
-    return guarded([&] { steps_[i] = next_[i](before); }) && steps_[i].has_value();
+    return guarded(i,
+                   [&] {
+                     steps_[i] = next_[i](before);
+                     if (steps_[i]) owners_[i] = steps_[i]->owner();
+                   }) &&
+           steps_[i].has_value();
   }
   /// Carries out all steps of a pipeline on the calling thread.
   void run_all(std::size_t i) noexcept {
     do {
-      if (!guarded([&] { metrics_[i] = stagger::run(std::move(*steps_[i])); })) return;
+      if (!guarded(i, [&] { metrics_[i] = stagger::run(std::move(*steps_[i])); })) return;
     } while (advance(i, &metrics_[i]));
   }
   /// Throws the first error of a pipeline that did not fail because of another one; if all did, the
@@ -147,8 +160,9 @@ class Together {
   }
 
   std::vector<Steps> next_;
-  std::vector<Metrics> metrics_;            // [pipelines] of the last step
-  std::vector<std::optional<Step>> steps_;  // [pipelines] current step
+  std::vector<Metrics> metrics_;                    // [pipelines] of the last step
+  std::vector<std::optional<Step>> steps_;          // [pipelines] current step
+  std::vector<std::shared_ptr<StepOwner>> owners_;  // [pipelines] of their steps; null: none so far
   std::mutex mutex_;
   std::vector<std::exception_ptr> failures_;  // in the order in which pipelines failed
 };
@@ -157,7 +171,8 @@ class Together {
 
 /// Runs the steps of several pipelines at the same time: those on virtual clocks on the calling
 /// thread, in the order of their time; each other pipeline on a thread of its own, or one of them
-/// on the calling thread if that has nothing else to do. All have ended when it returns.
+/// on the calling thread if that has nothing else to do. All have ended when it returns. If a
+/// function throws instead of returning a first step, none begins.
 /// @return  [pipelines] metrics of the last step of each
 /// @throws  the first error of a pipeline that did not fail because of another one
 [[gnu::cold]] inline std::vector<Metrics> run_together(std::vector<Steps> pipelines) {

@@ -54,6 +54,8 @@ struct StepOwner : Drivable {
   }
   /// Whether its steps may run on one virtual clock with those of other pipelines.
   [[nodiscard]] virtual bool shares_time() const noexcept { return false; }
+  /// Its next step, with which others exchange parameters, will not come, because of an error.
+  virtual void fail_between(std::exception_ptr const& /*why*/) noexcept {}
   /// Waits for the step of an entry and all earlier ones; null: for all of them.
   virtual void settle(TicketPlace const*) {}
   /// Notes which steps are done, without waiting.
@@ -123,6 +125,8 @@ class [[nodiscard(
   [[nodiscard]] bool shares_time() const noexcept { return owner_->shares_time(); }
   void begin() { owner_->begin(request_, stop_); }
   [[nodiscard]] bool drive_together() { return owner_->drive_together(); }
+  /// Likewise, to tell the others if no further step of its pipeline comes.
+  [[nodiscard]] std::shared_ptr<detail::StepOwner> const& owner() const noexcept { return owner_; }
 
   /// The token that can cancel the step; it can be replaced before the step begins.
   [[nodiscard]] stagger::stop_token const& stop_token() const noexcept { return stop_; }

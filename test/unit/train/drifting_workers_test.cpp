@@ -18,6 +18,7 @@
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
+#include <stagger/staleness/synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
 #include "replay.hpp"
@@ -280,8 +281,46 @@ TEST_CASE("train/run_together: a worker that fails in a later step ends the othe
   });
 }
 
+TEST_CASE("train/run_together: who cannot make its next step is not waited for", "[train]") {
+  using sg::collective::OnFailure;
+  auto const fails = [](OnFailure on_failure, int at, auto device_of) {
+    sg::collective::ParameterServer const server({.workers = 2, .on_failure = on_failure});
+    auto a = stepping(sg::staleness::Synchronous{}, server, 0, device_of());
+    auto b = stepping(sg::staleness::Synchronous{}, server, 1, device_of());
+    auto const batch = data(2);
+    auto const steps_of = [&](auto& worker, int last) {
+      return [&worker, &batch, last, step = 0](sg::Metrics const*) mutable {
+        if (step == last) throw std::runtime_error("no further data");
+        return step++ == 6 ? std::nullopt : std::optional(worker.step(batch));
+      };
+    };
+    CAPTURE(on_failure == OnFailure::go_on, at);
+    REQUIRE_THROWS_WITH(sg::run_together(steps_of(a, -1), steps_of(b, at)), "no further data");
+    CHECK(b.steps() == at);
+    bool const goes_on = on_failure == OnFailure::go_on && at != 0;
+    if (goes_on) {
+      CHECK(a.steps() == 6);
+      return;
+    }
+    CHECK((a.steps() == at || a.steps() + 1 == at));  // its last step may just have ended
+    sg::run_together(a.step(batch), b.step(batch));   // all go on
+    CHECK(b.steps() == at + 1);
+  };
+  for (auto const on_failure : {OnFailure::fail_fast, OnFailure::go_on})
+    for (int const at : {0, 1, 3}) {
+      fails(on_failure, at, [] { return sg::host::Threads{1}; });
+      sg::sim::Clock const clock;
+      fails(on_failure, at, [&] {
+        sg::sim::VirtualClock device;
+        device.clock = clock;
+        return device;
+      });
+    }
+}
+
 TEST_CASE("train/run_together: what a worker cannot make ends it alone", "[train]") {
-  sg::collective::ParameterServer const server({.workers = 2});
+  sg::collective::ParameterServer const server(
+      {.workers = 2, .on_failure = sg::collective::OnFailure::go_on});
   auto const make = [&](int n) {
     return stepping(sg::staleness::Asynchronous{}, server, n, sg::host::Threads{1});
   };

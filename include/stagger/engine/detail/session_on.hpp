@@ -61,6 +61,15 @@ class MachineSession : public Session {
     }
   }
 
+  [[gnu::cold]] void fail_between(std::exception_ptr const& why) noexcept override {
+    if (machine_.exchange() == nullptr) return;
+    try {
+      Hold const hold(*this);
+      machine_.exchange()->fail_between(why);
+    } catch (Error const&) {  // another thread takes steps of it, for which others wait
+    }
+  }
+
  protected:
   /// @param places  for ranks
   /// @param spare   further places, for adding up gradients

@@ -311,7 +311,7 @@ class OverlappedExchange final : public ServerExchange {
     });
   }
 
-  [[gnu::cold]] void close(std::exception_ptr const& why) {
+  [[gnu::cold]] void close(std::exception_ptr const& why) override {
     ServerExchange::close(why);
     link_status_.begin_status();
     for (LateLayer& layer : layers_) layer.late = {};  // no late values will arrive any more

@@ -169,6 +169,14 @@ class ServerExchange : public Exchange, protected ParameterListener {
     lacked_ = LackedPushes(link_->workers(), link_->worker());
     agreed_ = AgreedOptimizer(machine_, link_->change_factor());
   }
+  [[gnu::cold]] void fail_between(std::exception_ptr const& why) noexcept override {
+    if (failed_) return;
+    try {
+      if (!std::exchange(open_, true)) link_->begin();  // others may wait for that
+    } catch (...) {  // the server does not let it begin, so that nobody waits for it
+    }
+    close(why);
+  }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
   [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
   [[nodiscard]] std::span<std::uint64_t const> staleness(std::optional<int> worker) const override {
@@ -203,13 +211,15 @@ class ServerExchange : public Exchange, protected ParameterListener {
   /// @return whether it was closed
   bool open() {
     if (std::exchange(open_, true)) return false;
+    failed_ = false;
     link_->begin();
     begun();
     read_newest();
     return true;
   }
-  [[gnu::cold]] void close(std::exception_ptr const& why) {
+  [[gnu::cold]] virtual void close(std::exception_ptr const& why) {
     open_ = false;
+    failed_ = why != nullptr;
     link_->end(why);
     if (!why) return;
     reset_states(machine_, cells_);
@@ -353,8 +363,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
   FixedArray<std::size_t> cell_of_;  // [layers]
   FixedArray<bool> here_;            // [layers] whether this process, of several, exchanges it
   AgreedOptimizer agreed_;
-  bool joined_ = false;
-  bool open_ = false;
+  bool joined_ = false, open_ = false;
+  bool failed_ = false;  // it was closed last by an error
 };
 
 template <class Made>
