@@ -191,6 +191,10 @@ template <bool server, class P>
   }
   if constexpr (AsynchronousPolicy<P>) {
     model.microbatches = policy.microbatches();
+    if (model.microbatches < 1)
+      raise(Errc::bad_configuration, "a minibatch cannot have ",
+            counted(model.microbatches, "microbatch"),
+            "; let microbatches() of the staleness model be at least 1");
     model.version = [](void const* erased, int minibatch, int available) {
       return static_cast<P const*>(erased)->version(minibatch, available);
     };

@@ -79,7 +79,7 @@ class ExchangePass {
             " of the weights of stage ", row_.stage, " at minibatch ", m, ", when ", ended,
             " changes have been made and the minibatch before saw ", own_,
             "; use a schedule with fewer minibatches in flight, such as schedule::Fifo{1}");
-    if (rounds * model_.push_minibatches > own)
+    if (std::int64_t{rounds} * model_.push_minibatches > own)
       raise(Errc::bad_schedule, "the staleness model needs ", counted(rounds, "push"),
             " of every worker at minibatch ", m, ", whose weights contain ", own,
             " own minibatches; a worker can wait for no more than it has pushed itself");

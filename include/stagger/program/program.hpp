@@ -433,7 +433,8 @@ struct Program {
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
   /// How many pushes it makes to a parameter server. @pre exchanges()
   [[nodiscard]] std::uint32_t pushes() const noexcept {
-    return static_cast<std::uint32_t>((updates + push_minibatches - 1) / push_minibatches);
+    return static_cast<std::uint32_t>(updates / push_minibatches +
+                                      (updates % push_minibatches != 0 ? 1 : 0));
   }
   /// How often a server's signal must have been given before an instruction: at the end of a step
   /// once, for the pulled weights; with late layers once for the late values of the previous step,

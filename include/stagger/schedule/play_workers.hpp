@@ -59,6 +59,7 @@ inline void require_workers(std::span<WaveWorker const> workers, WaveServer cons
     raise(Errc::bad_configuration,
           "nothing says which pushes the workers wait for; let WaveServer::model be the staleness "
           "model by which they train");
+  server.model.check();
   if (server.model.minibatches() < 1)
     raise(Errc::bad_configuration, "a push of ", server.model.minibatches(),
           " minibatches cannot be made; let minibatches() of the staleness model be at least 1");

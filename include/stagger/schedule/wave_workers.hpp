@@ -47,7 +47,9 @@ class WaveModel {
   constexpr ~WaveModel() { delete erased_; }
 
   [[nodiscard]] constexpr explicit operator bool() const noexcept { return erased_ != nullptr; }
-  /// Minibatches in one push. @pre there is a model, here and below
+  /// Throws what its own check() does, if it has one. @pre there is a model, here and below
+  constexpr void check() const { erased_->check(); }
+  /// Minibatches in one push.
   [[nodiscard]] constexpr int minibatches() const { return erased_->minibatches(); }
   /// Pushes of every worker that the weights of a minibatch contain at least.
   [[nodiscard]] constexpr int needs(int minibatch) const { return erased_->needs(minibatch); }
@@ -56,6 +58,7 @@ class WaveModel {
   struct Erased {
     constexpr virtual ~Erased() = default;
     [[nodiscard]] constexpr virtual Erased* copy() const = 0;
+    constexpr virtual void check() const = 0;
     [[nodiscard]] constexpr virtual int minibatches() const = 0;
     [[nodiscard]] constexpr virtual int needs(int minibatch) const = 0;
   };
@@ -64,6 +67,9 @@ class WaveModel {
     constexpr explicit Of(P p) : policy(std::move(p)) {}
     constexpr ~Of() override = default;  // which g++ 12 has to see for constant expressions
     [[nodiscard]] constexpr Erased* copy() const override { return new Of(policy); }
+    constexpr void check() const override {
+      if constexpr (requires { policy.check(); }) policy.check();
+    }
     [[nodiscard]] constexpr int minibatches() const override { return policy.minibatches(); }
     [[nodiscard]] constexpr int needs(int m) const override { return policy.needs(m); }
   };

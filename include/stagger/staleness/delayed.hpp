@@ -5,6 +5,7 @@
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 4, for one virtual worker: minibatch p,
 ///         counted from 1 there, sees the updates of 1 .. p - Nm.
 
+#include <stagger/core/error.hpp>
 #include <stagger/staleness/policy.hpp>
 
 namespace stagger::staleness {
@@ -18,6 +19,13 @@ struct Delayed {
 
   int in_flight = 1;  ///< Nm >= 1, the same as the schedule's
 
+  /// @throws Error  bad_configuration
+  void check() const {
+    if (in_flight < 1)
+      raise(Errc::bad_configuration, "weights cannot be those for ",
+            counted(in_flight, "minibatch"),
+            " in flight; let Delayed::in_flight be at least 1, as the schedule's");
+  }
   [[nodiscard]] constexpr int microbatches() const noexcept { return 1; }
   [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {
     int const contained = minibatch + 1 - in_flight;

@@ -5,6 +5,7 @@
 ///         section 3.1:
 ///         W(t+1) = W(t) - rate * gradient(W(t-1)).
 
+#include <stagger/core/error.hpp>
 #include <stagger/staleness/policy.hpp>
 
 namespace stagger::staleness {
@@ -17,6 +18,13 @@ struct DoubleBuffered {
 
   int microbatches_per_minibatch = 1;  ///< >= ranks
 
+  /// @throws Error  bad_configuration
+  void check() const {
+    if (microbatches_per_minibatch < 1)
+      raise(Errc::bad_configuration, "a minibatch cannot have ",
+            counted(microbatches_per_minibatch, "microbatch"),
+            "; let DoubleBuffered::microbatches_per_minibatch be at least the number of ranks");
+  }
   [[nodiscard]] constexpr int microbatches() const noexcept { return microbatches_per_minibatch; }
   [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {
     return minibatch > 0 ? minibatch - 1 : 0;

@@ -4,6 +4,7 @@
 /// @source Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
 ///         Server", NIPS 2013.
 
+#include <stagger/core/error.hpp>
 #include <stagger/staleness/policy.hpp>
 
 namespace stagger::staleness {
@@ -22,6 +23,12 @@ struct StaleSynchronous {
   /// needs, so that the bits do not depend on timing. Then a bound above 0 takes changes: a worker
   /// keeps its last ones, up to `bound` copies of the weights, and adds those that are missing.
   Adds adds = Adds::on_arrival;
+  /// @throws Error  bad_configuration for a bound that is no number of steps
+  void check() const {
+    if (bound < 0)
+      raise(Errc::bad_configuration, "a worker cannot be ", bound,
+            " steps ahead of the slowest; let StaleSynchronous::bound be at least 0");
+  }
   [[nodiscard]] constexpr int minibatches() const noexcept { return 1; }
   [[nodiscard]] constexpr int needs(int step) const noexcept {
     return step > bound ? step - bound : 0;

@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include <stagger/host/threads.hpp>
+#include <stagger/program/program.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/pipe_dream.hpp>
@@ -18,6 +20,9 @@
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/staleness/delayed.hpp>
 #include <stagger/staleness/double_buffered.hpp>
+#include <stagger/staleness/local_sgd.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
+#include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/staleness/weight_stashing.hpp>
 
 #include "train/plain_layers.hpp"
@@ -270,6 +275,41 @@ TEST_CASE("staleness/streams: what cannot be is refused in one sentence", "[stal
       sg::Pipeline{Layer{0}}.with(sg::schedule::PipeDream{}, sg::staleness::WeightStashing{},
                                   Loss{}, sg::Options{.clip_norm = 1.0});
   CHECK_THROWS_WITH(clipped.stream(eight), Catch::Contains("clip_norm"));
+}
+
+TEST_CASE("staleness/policies: each number is looked at by itself", "[staleness]") {
+  constexpr int least = std::numeric_limits<int>::min();
+  constexpr int most = std::numeric_limits<int>::max();
+  for (int const number : {least, -1, 0, 1, most}) {
+    CAPTURE(number);
+    auto const refuses = [](auto const& policy, char const* words) {
+      CHECK_THROWS_WITH(policy.check(), Catch::Contains(words));
+    };
+    if (number < 0) {
+      refuses(sg::staleness::StaleSynchronous{number}, "StaleSynchronous::bound be at least 0");
+      refuses(sg::staleness::WaveSynchronous{1, number}, "distance be at least 0");
+    } else {
+      sg::staleness::StaleSynchronous{number}.check();
+      CHECK(sg::staleness::StaleSynchronous{number}.needs(most) == most - number);
+      sg::staleness::WaveSynchronous const far{1, number};
+      far.check();
+      CHECK(far.needs(0) == 0);
+    }
+    if (number < 1) {
+      refuses(sg::staleness::Delayed{number}, "Delayed::in_flight be at least 1");
+      refuses(sg::staleness::DoubleBuffered{number}, "microbatches_per_minibatch be at least");
+      refuses(sg::staleness::LocalSgd{number}, "LocalSgd::period be at least 1");
+      refuses(sg::staleness::WaveSynchronous{number}, "in_flight be at least 1");
+    } else {
+      CHECK(sg::staleness::Delayed{number}.version(0, 0) == 0);
+      CHECK(sg::staleness::WaveSynchronous{number}.needs(0) == 0);
+    }
+  }
+  sg::Program program;
+  program.updates = program.push_minibatches = most;
+  CHECK(program.pushes() == 1);
+  program.push_minibatches = 2;
+  CHECK(program.pushes() == 1U << 30U);
 }
 
 }  // namespace streams_test
