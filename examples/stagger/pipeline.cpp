@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
-#include <map>
 #include <system_error>
 #include <utility>
 
@@ -159,30 +158,56 @@ schedule::Channels ChannelFlag::channels() const {
 
 namespace {
 
-/// The text of each file that was read. Standard input can be read only once.
-std::map<std::string, std::string>& texts() {
-  static std::map<std::string, std::string> all;
-  return all;
+/// The sentence of the library with the flag that does what it advises.
+std::string in_flags(std::string sentence) {
+  std::string const words = schedule::detail::old_letters;
+  if (std::size_t const at = sentence.find(words); at != std::string::npos)
+    sentence.replace(at, words.size(), "--letters torch-2.5");
+  return sentence;
 }
 
 }  // namespace
 
-schedule::Table read_table(std::string const& path, std::vector<schedule::ShardCell>* shards) {
-  std::string const& text = texts()[path] = read_file(path);
-  return schedule::read_csv(text, source_name(path), shards);
+void TableFiles::add(Flags& app) {
+  app.add("--letters", word_,
+          "torch | torch-2.5: what B stands for; default torch, where B is a whole backward and I "
+          "and W are its halves. PyTorch up to 2.5 wrote B for I wherever it wrote a W too, and BW "
+          "for a whole one",
+          "WORD");
 }
 
-std::string message_in(std::string const& path, schedule::Table const& table,
-                       schedule::Fault const& fault) {
-  std::string const sentence = schedule::message(fault);
-  if (fault.rank < 0 || fault.rank >= table.ranks() || fault.index < 0) return sentence;
+schedule::Letters TableFiles::letters() const {
+  require_word("--letters", word_, {"torch", "torch-2.5"});
+  return word_ == "torch" ? schedule::Letters::torch : schedule::Letters::torch_2_5;
+}
+
+schedule::Table TableFiles::read(std::string const& path,
+                                 std::vector<schedule::ShardCell>* shards) {
+  File& file = files_[path];
+  schedule::Letters const letters = this->letters();
+  file.text = read_file(path);
+  try {
+    schedule::Table table = schedule::read_csv(file.text, source_name(path), shards, letters);
+    file.rows = table.ranks();
+    return table;
+  } catch (stagger::Error const& error) {
+    throw stagger::Error(error.code(), in_flags(error.what()));
+  }
+}
+
+std::string TableFiles::message(std::string const& path, schedule::Table const& table,
+                                schedule::Fault const& fault) const {
+  std::string const sentence = in_flags(schedule::message(fault));
+  File const& file = files_.at(path);
+  if (fault.rank < 0 || fault.rank >= file.rows || fault.index < 0) return sentence;
+  std::string const line = " (" + source_name(path) + ", line " + std::to_string(fault.rank + 1);
+  if (fault.no_actions()) return sentence + line + ")";
   auto const row = table.row(fault.rank);
   auto const at = static_cast<std::size_t>(fault.index);
   if (at >= row.size() || !(row[at] == fault.action))
     return sentence;  // the fault is in the lowered table, which the file does not have
-  std::size_t const column = schedule::column_of(texts()[path], fault.rank, fault.index);
-  return sentence + " (" + source_name(path) + ", line " + std::to_string(fault.rank + 1) +
-         ", column " + std::to_string(column) + ")";
+  std::size_t const column = schedule::column_of(file.text, fault.rank, fault.index, letters());
+  return sentence + line + ", column " + std::to_string(column) + ")";
 }
 
 bool has_messages(schedule::Table const& table) {

@@ -2,6 +2,7 @@
 #pragma once
 // Flags that several commands share: the schedule, costs and channels.
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -74,15 +75,31 @@ class ChannelFlag {
   std::string word_ = "per-peer";
 };
 
-/// Reads a table from CSV; `-` is standard input.
-/// @param shards  receives the UNSHARD and RESHARD cells; null: they are skipped
-/// @throws stagger::Error naming file, line, column and value
-[[nodiscard]] stagger::schedule::Table read_table(
-    std::string const& path, std::vector<stagger::schedule::ShardCell>* shards = nullptr);
+/// Reads tables from CSV, in the letters of --letters.
+class TableFiles {
+ public:
+  void add(Flags& app);
 
-/// Describes a fault of a table from a file, with the action's line and column in the file.
-[[nodiscard]] std::string message_in(std::string const& path, stagger::schedule::Table const& table,
-                                     stagger::schedule::Fault const& fault);
+  /// @param path    - is standard input
+  /// @param shards  receives the UNSHARD and RESHARD cells; null: they are skipped
+  /// @throws stagger::Error naming file, line, column and value
+  [[nodiscard]] stagger::schedule::Table read(
+      std::string const& path, std::vector<stagger::schedule::ShardCell>* shards = nullptr);
+
+  /// Describes a fault of a table from a file, with its line, and its action's column, in the file.
+  [[nodiscard]] std::string message(std::string const& path, stagger::schedule::Table const& table,
+                                    stagger::schedule::Fault const& fault) const;
+
+ private:
+  struct File {
+    std::string text{};
+    int rows = 0;
+  };
+  [[nodiscard]] stagger::schedule::Letters letters() const;
+
+  std::string word_ = "torch";
+  std::map<std::string, File> files_{};  // standard input can be read only once
+};
 
 /// True for a fault that means that the table has another shape than requested, rather than that it
 /// is illegal.

@@ -13,11 +13,6 @@
 
 namespace tool {
 
-/// Reads a profile, as JSON or as PipeDream's graph.txt. Warns of values that look like a wrong
-/// unit.
-/// @throws stagger::Error naming file, line, field and value
-[[nodiscard]] stagger::cluster::Profile read_profile(std::string const& path);
-
 /// A cluster: a preset by its name, or a file.
 /// @throws stagger::Error naming file, line, field and value
 [[nodiscard]] stagger::cluster::Cluster read_cluster(std::string const& name);
@@ -28,17 +23,27 @@ class ModelAndCluster {
   /// @return both
   std::vector<Flag> flags(Flags& app);
 
+  /// Adds --profile-batch, which a command needs whose answer depends on the samples of the profile.
+  Flag batch_flag(Flags& app);
+
   /// Throws if one of the flags is missing.
   /// @param command                 name of the command, which needs both
   /// @param no_profile, no_cluster  alternatives to the flag, printed after "FILE"
   void require(std::string const& command, std::string const& no_profile,
                std::string const& no_cluster) const;
 
-  [[nodiscard]] stagger::cluster::Profile profile() const { return read_profile(profile_); }
+  /// The profile, from JSON or PipeDream's graph.txt. Warns of values that look like a wrong unit,
+  /// and of branches that were left out.
+  /// @throws stagger::Error naming file, line, field and value; for a batch that is missing, or given
+  ///                        twice
+  [[nodiscard]] stagger::cluster::Profile profile() const;
   [[nodiscard]] stagger::cluster::Cluster cluster() const { return read_cluster(cluster_); }
 
  private:
   std::string profile_{}, cluster_{};
+  int batch_ = 0;
+  Flag batch_flag_{};
+  bool needs_batch_ = false;
 };
 
 /// The folder with measured profiles: the value of --profiles, or the variable STAGGER_PROFILES.

@@ -56,9 +56,24 @@ matches(0 "node 0  V100  0-511: 0\nnode 1  V100  512-1023: 0\n$"
         plan --profile four.json --cluster dapple-a:2x512 --batch 16384 --policy data-parallel)
 matches(0 "0-3 +0-15.*16 samples in 1 microbatch, .*node 1  V100  0 0 0 0 0 0 0 0" plan --profile four.json --cluster dapple-a:2x8 --batch 16)
 
+# A graph.txt does not say for how many samples its times are; shares are whole samples.
+set(meta "forward_compute_time=1000, backward_compute_time=2000, activation_size=2, parameter_size=8")
+file(WRITE ${FOLDER}/graph.txt "node1 -- a -- ${meta}\nnode2 -- aux -- ${meta}\nnode3 -- b -- ${meta}\nnode4 -- c -- ${meta}\n\tnode1 -- node2\n\tnode1 -- node3\n\tnode3 -- node4\n")
+set(graph plan --profile graph.txt --cluster fast.json --batch 12 --policy straight)
+refused("graph.txt does not say for how many samples its times and sizes are. give --profile-batch N" ${graph})
+refused("--profile-batch 0 " ${graph} --profile-batch 0)
+refused("four.json says its batch itself. leave --profile-batch out" ${plan} --profile-batch 2)
+run(${graph} --profile-batch 4)
+if(NOT "${result}" STREQUAL 0 OR NOT output MATCHES "12 samples in 3 microbatches.*profile    of 4 samples, as --profile-batch says\n" OR
+   NOT errors MATCHES "^warning: graph.txt: node2 of line 2 ends a branch that never joins that of node4 of line 4; left out of the chain: 1 layer of 3 s\n$")
+  fail("should say what the profile is, and what is left out")
+endif()
+value(12 microbatches ${graph} --profile-batch 1 --json)
+matches(0 "rounded    a replica of stage 0 has 1.50 samples of a microbatch on average. its times are for 2\n" plan --profile four.json --cluster fast.json --batch 3 --policy data-parallel)
+
 # No plan fits: exit code 1 and one line with layer, resource, numbers and a remedy.
 run(plan --profile four.json --cluster small.json --batch 4 --policy straight)
-if(NOT "${result}|${output}" STREQUAL "1|" OR NOT "${errors}" MATCHES "^stagger: no plan fits: the stage of layer . .'.'. needs 68 bytes of memory[^\n]*has 66; it fits with [^\n]+\n$")
+if(NOT "${result}|${output}" STREQUAL "1|" OR NOT "${errors}" MATCHES "^stagger: no plan fits: the stage of layer . .'.'. needs 68 bytes of memory[^\n]*has 66 bytes; it fits with [^\n]+\n$")
   fail("should say what is missing")
 endif()
 

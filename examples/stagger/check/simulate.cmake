@@ -61,12 +61,16 @@ value(4 weight_versions.0 simulate --policy pipedream ${small})
 value(1 weight_versions.3 simulate --policy pipedream ${small})
 value(2 weight_versions.3 simulate --policy pipedream-2bw ${small})
 value(3 weight_versions.3 simulate --policy fifo --in-flight 3 ${small})
-matches(0 "rank +work +idle +of it link +memory +in flight\n" simulate --policy 1f1b --in-flight 2 --ranks 4 --microbatches 8)
+matches(0 "rank +work +idle +for links +for memory +in flight\n" simulate --policy 1f1b --in-flight 2 --ranks 4 --microbatches 8)
 # The picture agrees with the numbers and shows reductions and transfers.
 set(reduced simulate --policy 1f1b --ranks 4 --microbatches 8 --transfer 0.5 --reduce 2)
 value(43.0 makespan ${reduced} --json)
 matches(0 "makespan +43.0 s" ${reduced})
 matches(0 "rank 0 [^\n]*B7==R[+]+[|]\n" ${reduced})
+matches(0 "[|]\nF-- forward, B== backward, R[+][+] gradient reduction, ... idle\n" ${reduced})
+# Two charts have one axis of time.
+run(schedule --policy 1f1b --ranks 2 --microbatches 3 --output short.csv)
+matches(0 "1f1b\nrank 0 [|] F0 F1 .. .. B0===[^\n]* B5=== [|]\n.*short.csv\nrank 0 [|] F0 F1 .. .. B0=== F2 B1=== .. B2=== .. .. .. .. .. .. .. .. .. [|]\nrank 1" simulate --policy 1f1b --ranks 2 --microbatches 6 --compare short.csv)
 matches(0 "R gradient reduction.*>message<.*makespan 43.0 s.*class=\"r0\".*class=\"m0\"" ${reduced} --format svg)
 matches(0 "class=\"m0\"" schedule --policy 1f1b --ranks 4 --microbatches 8 --transfer 0.5 --format svg)
 # A picture of millions of blocks merges them, and says so.

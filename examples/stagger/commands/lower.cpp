@@ -19,6 +19,7 @@ class Lower final : public Command {
  public:
   void flags(Flags& app) override {
     app.add("FILE", file_, "Table of compute actions as CSV; - is standard input");
+    tables_.add(app);
     channels_.add(app);
     add_formats(app, {"torch-comms-csv", "json"});
     app.footer(
@@ -32,7 +33,7 @@ class Lower final : public Command {
     if (file_.empty()) refuse("lower needs a FILE, or - for standard input");
     auto const channels = channels_.channels();
     std::vector<schedule::ShardCell> shards;
-    schedule::Table const table = read_table(file_, &shards);
+    schedule::Table const table = tables_.read(file_, &shards);
     if (has_messages(table)) {
       refuse(source_name(file_) + " holds messages already; lower takes compute actions only");
     }
@@ -44,7 +45,8 @@ class Lower final : public Command {
     }
     if (fault) {
       std::string const kind = schedule::name(fault.kind);
-      return {{}, source_name(file_) + ": " + kind + ": " + message_in(file_, table, fault), 1};
+      return {
+          {}, source_name(file_) + ": " + kind + ": " + tables_.message(file_, table, fault), 1};
     }
     if (!json) return {schedule::write_csv(lowered, shards)};
     return {dump({{"ranks", lowered.ranks()},
@@ -55,6 +57,7 @@ class Lower final : public Command {
 
  private:
   std::string file_{};
+  TableFiles tables_{};
   ChannelFlag channels_{};
 };
 

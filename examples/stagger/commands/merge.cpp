@@ -105,8 +105,8 @@ class Merge final : public Command {
             "Folder with measured profiles for --paper; default: STAGGER_PROFILES", "DIR");
     add_formats(app, {"text", "json"});
     app.footer(
-        "Example: stagger merge --profile resnet50.json --nodes 64 --alpha 45e-6 --beta 0.8e-9 "
-        "--gamma 0\n"
+        "Example: stagger merge --profile examples/stagger/model.json --nodes 64 --alpha 45e-6 "
+        "--beta 0.8e-9 --gamma 0\n"
         "prints the iteration time of each grouping over a ring of 64 nodes.");
   }
 

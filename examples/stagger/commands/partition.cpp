@@ -89,8 +89,8 @@ class Partition final : public Command {
     app.add("--any-order", policy_.any_order, "Devices in whatever order is best (min-max)");
     add_formats(app, {"text", "json"});
     app.footer(
-        "Example: stagger partition --profile vgg19.json --cluster hetpipe --devices V,R,G,Q "
-        "--in-flight 4\n"
+        "Example: stagger partition --profile examples/stagger/model.json --cluster hetpipe "
+        "--devices V,R,G,Q\n"
         "prints the cuts whose slowest stage is fastest, within each device's memory.");
   }
 

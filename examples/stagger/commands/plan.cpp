@@ -73,6 +73,8 @@ class PlanCommand final : public Command {
  public:
   void flags(Flags& app) override {
     own_flags_ = model_.flags(app);
+    profile_batch_flag_ = model_.batch_flag(app);
+    own_flags_.push_back(profile_batch_flag_);
     batch_flag_ = app.add("--batch", request_.batch, "Samples of an iteration", "GBS");
     microbatch_flag_ = app.add("--microbatch", request_.microbatch,
                                "Samples per device and microbatch; default: the profile's "
@@ -91,7 +93,8 @@ class PlanCommand final : public Command {
             "Folder with measured profiles for --paper; default: STAGGER_PROFILES", "DIR");
     add_formats(app, {"text", "json", "svg"});
     app.footer(
-        "Example: stagger plan --profile bert.json --cluster dapple-a:2x8 --batch 64\n"
+        "Example: stagger plan --profile examples/stagger/model.json --cluster dapple-a:2x8 "
+        "--batch 64\n"
         "prints the stages, their devices, and the predicted time and memory of each.");
   }
 
@@ -128,8 +131,12 @@ class PlanCommand final : public Command {
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       if (form == "json") return {stagger::json::write_plan(found)};
       if (form == "svg") return {stagger::report::picture_svg(found, work.cluster())};
-      return {stagger::report::table(found) + "\n" +
-              stagger::report::picture(found, work.cluster())};
+      std::string const samples = stagger::counted(work.profile().batch, "sample");
+      return {stagger::report::table(found) +
+              (profile_batch_flag_.given()
+                   ? "profile    of " + samples + ", as --profile-batch says\n"
+                   : "") +
+              "\n" + stagger::report::picture(found, work.cluster())};
     } catch (plan::Infeasible const& no) {
       return {"", no.what(), 1};
     }
@@ -157,7 +164,7 @@ class PlanCommand final : public Command {
   ModelAndCluster model_{};
   std::string policy_ = "dapple", memory_ = "adam", paper_{}, profiles_{};
   plan::Request request_{};
-  Flag batch_flag_{}, microbatch_flag_{};
+  Flag profile_batch_flag_{}, batch_flag_{}, microbatch_flag_{};
   std::vector<Flag> own_flags_{};  ///< of a plan that is no paper's
 };
 

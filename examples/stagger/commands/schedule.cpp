@@ -61,7 +61,8 @@ class Schedule final : public Command {
     }
     auto timeline = schedule::evaluate(table, costs).timeline;
     char const* const unit = costs_.in_units() ? "units of F" : "";
-    if (form == "text") return {stagger::report::gantt(timeline, {.time_unit = unit})};
+    if (form == "text")
+      return {stagger::report::gantt(timeline, {.legend = true, .time_unit = unit})};
     schedule::add_transfers(timeline, table, costs);
     return {stagger::report::svg(timeline, {.width = width_, .title = title_, .time_unit = unit})};
   }

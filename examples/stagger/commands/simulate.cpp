@@ -48,6 +48,7 @@ class Simulate final : public Command {
  public:
   void flags(Flags& app) override {
     app.add("--table", table_, "Table as CSV, instead of --policy; - is standard input", "FILE");
+    tables_.add(app);
     policy_.add(app);
     costs_.add(app);
     overlap_flag_ =
@@ -63,7 +64,18 @@ class Simulate final : public Command {
     app.footer(
         "Example: stagger simulate --policy 1f1b --ranks 4 --microbatches 8 --format json\n"
         "  {\"makespan\": 33.0, \"longest_span\": 33.0, \"work\": [24.0, ...], \"bubble\": 9.0, "
-        "...}");
+        "...}\n\n"
+        "Figures: the makespan goes from the first start to the last end of all ranks, a span from "
+        "the first\n"
+        "start to the last end of one. A bubble is what they have beyond the work of the busiest "
+        "rank. No order\n"
+        "of the same actions takes less than the lower bound; above it says how much longer this "
+        "one takes.\n"
+        "Of each rank: its work; its idle time, and how much of it is spent waiting for values "
+        "under way (for\n"
+        "links), for memory under a limit, and for others to add up gradients (for reductions); "
+        "and the most\n"
+        "microbatches in flight, whose F has run and whose B or W has not.");
   }
 
   Answer run() override {
@@ -90,11 +102,11 @@ class Simulate final : public Command {
     }
     for (auto const& path : {table_, compare_}) {
       if (path.empty()) continue;
-      tables.push_back(read_table(path));
+      tables.push_back(tables_.read(path));
       if (auto const fault = schedule::verify(tables.back(), {.channels = channels})) {
         return {{},
                 source_name(path) + ": " + schedule::name(fault.kind) + ": " +
-                    message_in(path, tables.back(), fault),
+                    tables_.message(path, tables.back(), fault),
                 unreadable(fault) ? 2 : 1};
       }
       played.push_back({source_name(path), {}, 0});
@@ -167,11 +179,12 @@ class Simulate final : public Command {
       return unit.empty() ? report::format_seconds(s)
                           : report::format_shortest(std::round(s * 1e6) / 1e6);
     };
-    std::string out;
-    for (auto const& p : played) {
-      if (played.size() > 1) out += p.name + "\n";
-      out += report::gantt(p.result.timeline, {.footer = false, .time_unit = unit}) + "\n";
-    }
+    std::vector<report::TextPanel> panels;
+    for (auto const& p : played)
+      panels.push_back({played.size() > 1 ? p.name : std::string_view{}, &p.result.timeline});
+    std::string out = report::gantt(std::span<report::TextPanel const>{panels},
+                                    {.footer = false, .legend = true, .time_unit = unit}) +
+                      "\n";
     std::vector<std::string> header{unit.empty() ? "figure" : "figure, in " + unit};
     for (auto const& p : played) header.push_back(p.name);
     report::TextTable figures(header);
@@ -185,7 +198,7 @@ class Simulate final : public Command {
     row("bubble", [&](Played const& p) { return time(p.clean(p.result.bubble_s)); });
     row("span bubble", [&](Played const& p) { return time(p.clean(p.result.span_bubble_s)); });
     row("lower bound", [&](Played const& p) { return time(p.bound_s); });
-    row("gap", [](Played const& p) { return report::format_percent(p.gap()); });
+    row("above it", [](Played const& p) { return report::format_percent(p.gap()); });
     out += figures.str() + "\n";
 
     std::size_t ranks = 0;
@@ -201,9 +214,9 @@ class Simulate final : public Command {
     for (auto const& p : played) {
       ranks = std::max(ranks, p.result.work_s.size());
       std::string const of = played.size() > 1 ? ", " + p.name : "";
-      for (char const* what : {"work", "idle", "of it link"}) header.push_back(what + of);
-      if (memory) header.push_back("memory" + of);
-      if (collective) header.push_back("collective" + of);
+      for (char const* what : {"work", "idle", "for links"}) header.push_back(what + of);
+      if (memory) header.push_back("for memory" + of);
+      if (collective) header.push_back("for reductions" + of);
       header.push_back("in flight" + of);
       if (versions) header.push_back("weight versions" + of);
     }
@@ -231,6 +244,7 @@ class Simulate final : public Command {
   }
 
   std::string table_{}, compare_{};
+  TableFiles tables_{};
   PolicyFlags policy_{};
   CostFlags costs_{};
   ChannelFlag channels_{};

@@ -16,6 +16,7 @@ class Verify final : public Command {
  public:
   void flags(Flags& app) override {
     app.add("FILE", file_, "Table as CSV, with or without messages; - is standard input");
+    tables_.add(app);
     channels_.add(app);
     in_flight_flag_ =
         app.add("--in-flight", in_flight_, "Most microbatches that a rank may hold", "N");
@@ -40,7 +41,7 @@ class Verify final : public Command {
     require_count(microbatches_flag_, microbatches_);
     schedule::Table table;
     try {
-      table = read_table(file_);
+      table = tables_.read(file_);
     } catch (stagger::Error const& error) {
       if (!json || error.code() != stagger::Errc::bad_data) throw;
       return {dump({{"ok", false},
@@ -70,17 +71,20 @@ class Verify final : public Command {
     schedule::Fault const fault = prove(table, options);
     auto const peak = schedule::peak_in_flight(table);
     std::string const kind = schedule::name(fault.kind);
-    std::string const message = message_in(file_, table, fault);
+    std::string const message = tables_.message(file_, table, fault);
     Answer answer;
     if (fault) answer.exit_code = unreadable(fault) ? 2 : 1;
     if (answer.exit_code == 2) {
       answer.why = source_name(file_) + ": " + message;
     }
     if (json) {
+      Json const action = fault.no_actions()
+                              ? Json(nullptr)
+                              : Json(schedule::to_string(fault.action, table.slices > 1));
       Json const found = {{"kind", kind},
                           {"rank", fault.rank},
                           {"position", fault.index},
-                          {"action", schedule::to_string(fault.action, table.slices > 1)},
+                          {"action", action},
                           {"message", message}};
       answer.text = dump({{"ok", !fault},
                           {"fault", fault ? found : Json(nullptr)},
@@ -91,9 +95,10 @@ class Verify final : public Command {
     } else if (fault) {
       if (answer.exit_code == 1) answer.text = "no: " + kind + ": " + message + "\n";
     } else {
-      answer.text = "ok: " + std::to_string(table.ranks()) + " ranks, " +
-                    std::to_string(table.stages) + " stages, " +
-                    std::to_string(table.microbatches) + " microbatches; at most in flight:";
+      answer.text =
+          stagger::text("ok: ", stagger::counted(table.ranks(), "rank"), ", ",
+                        stagger::counted(table.stages, "stage"), ", ",
+                        stagger::counted(table.microbatches, "microbatch"), "; at most in flight:");
       for (int const p : peak) answer.text += stagger::text(" ", p);
       answer.text += "\n";
     }
@@ -102,6 +107,7 @@ class Verify final : public Command {
 
  private:
   std::string file_{};
+  TableFiles tables_{};
   ChannelFlag channels_{};
   int in_flight_ = 0, ranks_ = 0, stages_ = 0, microbatches_ = 0;
   Flag in_flight_flag_{}, ranks_flag_{}, stages_flag_{}, microbatches_flag_{};

@@ -24,18 +24,90 @@ namespace stagger::cluster {
 
 namespace detail {
 
+/// A line of the file that is no edge.
+struct GraphNode {
+  std::string id{}, description{};
+  std::size_t line = 0;
+  long long number = 0;  // in its id: 12 of node12
+  bool input = false;    // an input of the program, not a layer
+  double forward_ms = 0, backward_ms = 0, output_bytes = 0, parameter_bytes = 0;
+  std::vector<std::size_t> next{}, before{};
+};
+
+/// [nodes] a node and all from which edges lead to it.
+[[nodiscard]] inline std::vector<bool> nodes_before(std::vector<GraphNode> const& nodes,
+                                                    std::size_t end) {
+  std::vector<bool> seen(nodes.size());
+  std::vector<std::size_t> open{end};
+  seen[end] = true;
+  while (!open.empty()) {
+    std::size_t const n = open.back();
+    open.pop_back();
+    for (std::size_t const before : nodes[n].before)
+      if (!seen[before]) {
+        seen[before] = true;
+        open.push_back(before);
+      }
+  }
+  return seen;
+}
+
+/// Leaves out branches that never join the others, such as the auxiliary heads of a classifier: a
+/// chain of stages has one result. That of most layers stays, of several the last. Unused pieces
+/// of a tuple are no results.
+/// @param order     numbers of the layers, in order
+/// @param warnings  takes a sentence for each branch
+inline void drop_loose_ends(std::vector<GraphNode> const& nodes, std::vector<std::size_t>& order,
+                            std::vector<std::string>& warnings) {
+  struct End {
+    GraphNode const* node;
+    std::vector<bool> before;  // [nodes]
+  };
+  auto const is_piece = [&](std::size_t n) {
+    return nodes[n].next.empty() && nodes[n].description.starts_with("__getitem__");
+  };
+  std::vector<End> ends;
+  for (std::size_t const n : order)
+    if (nodes[n].next.empty() && !is_piece(n)) ends.push_back({&nodes[n], nodes_before(nodes, n)});
+  if (ends.size() < 2) return;
+  auto const size = [](End const& end) {
+    return std::count(end.before.begin(), end.before.end(), true);
+  };
+  std::size_t kept = 0;
+  for (std::size_t e = 1; e < ends.size(); ++e)
+    if (size(ends[e]) >= size(ends[kept])) kept = e;
+  End const& stays = ends[kept];
+  for (End const& end : ends) {
+    if (&end == &stays) continue;
+    int layers = 0;
+    double seconds = 0;
+    for (std::size_t const n : order)
+      if (end.before[n] && !stays.before[n]) {
+        ++layers;
+        seconds += (nodes[n].forward_ms + nodes[n].backward_ms) * 1e-3;
+      }
+    warnings.push_back(text(end.node->id, " of line ", end.node->line,
+                            " ends a branch that never joins that of ", stays.node->id, " of line ",
+                            stays.node->line, "; left out of the chain: ", counted(layers, "layer"),
+                            " of ", seconds, " s"));
+  }
+  std::erase_if(order, [&](std::size_t n) { return !is_piece(n) && !stays.before[n]; });
+}
+
 /// Reads one file. Lines are numbered from 1, as in error messages.
 class GraphReader {
  public:
-  GraphReader(std::string_view text, std::string const& source) : text_(text), source_(source) {}
+  GraphReader(std::string_view text, std::string const& source)
+      : text_(stagger::detail::without_byte_order_mark(text)), source_(source) {}
 
-  [[nodiscard]] Profile read() {
+  [[nodiscard]] Profile read(int batch) {
     read_lines();
-    std::vector<std::size_t> const order = line_up();
-    Profile profile{.name = source_, .batch = 1, .device = {}, .layers = {}};
+    Profile profile{.name = source_, .batch = batch, .device = {}, .layers = {}};
+    std::vector<std::size_t> order = line_up();
+    drop_loose_ends(nodes_, order, profile.warnings);
     std::vector<double> const crossing = crossing_bytes(order);
     for (std::size_t i = 0; i < order.size(); ++i) {
-      Node const& node = nodes_[order[i]];
+      GraphNode const& node = nodes_[order[i]];
       profile.layers.push_back(
           {.name = node.description,
            .forward_s = node.forward_ms * 1e-3,
@@ -47,14 +119,6 @@ class GraphReader {
   }
 
  private:
-  struct Node {
-    std::string id{}, description{};
-    std::size_t line = 0;
-    long long number = 0;  // in its id: 12 of node12
-    bool input = false;    // an input of the program, not a layer
-    double forward_ms = 0, backward_ms = 0, output_bytes = 0, parameter_bytes = 0;
-    std::vector<std::size_t> next{}, before{};
-  };
   struct Edge {
     std::size_t from, to, line;
   };
@@ -99,7 +163,7 @@ class GraphReader {
   void node(std::string_view line, std::size_t number) {
     std::size_t const dash = line.find(" -- ");
     std::string_view const id = line.substr(0, dash);
-    Node made{.id = std::string(id), .line = number};
+    GraphNode made{.id = std::string(id), .line = number};
     std::size_t const digits = std::min(id.find_first_of("0123456789"), id.size());
     std::from_chars(id.data() + digits, id.data() + id.size(), made.number);
     std::string_view rest = line.substr(dash + 4);
@@ -181,7 +245,6 @@ class GraphReader {
     if (order.empty())
       raise(Errc::bad_data, source_,
             " holds inputs but no layer; give a profile with a line for each layer");
-    require_one_end(order);
     return order;
   }
 
@@ -205,25 +268,10 @@ class GraphReader {
     refuse(nodes_[n].line, nodes_[n].id, "is a node that depends on itself; a model has no cycles");
   }
 
-  /// Branches that never join give a model with several results, which no chain of stages has.
-  /// Unused pieces of a tuple are no results.
-  void require_one_end(std::vector<std::size_t> const& order) const {
-    std::size_t const none = nodes_.size();
-    std::size_t end = none;
-    for (std::size_t const n : order) {
-      if (!nodes_[n].next.empty() || nodes_[n].description.starts_with("__getitem__")) continue;
-      if (end != none)
-        refuse(nodes_[n].line, nodes_[n].id,
-               text("ends a branch, and so does ", nodes_[end].id, " of line ", nodes_[end].line,
-                    "; a fork whose branches do not join cannot be put into a chain of layers"));
-      end = n;
-    }
-  }
-
   /// Bytes over the boundary after each layer: every tensor made at or before it and used after
   /// it, once; after the last layer, its own output.
   [[nodiscard]] std::vector<double> crossing_bytes(std::vector<std::size_t> const& order) const {
-    std::vector<std::size_t> place(nodes_.size());
+    std::vector<std::size_t> place(nodes_.size());  // 0 for what was left out
     for (std::size_t i = 0; i < order.size(); ++i) place[order[i]] = i;
     std::vector<double> step(order.size() + 1);  // what each boundary adds to the one before
     for (std::size_t i = 0; i < order.size(); ++i) {
@@ -240,7 +288,7 @@ class GraphReader {
     return crossing;
   }
 
-  [[nodiscard]] std::uint64_t bytes(double value, Node const& node, char const* field) const {
+  [[nodiscard]] std::uint64_t bytes(double value, GraphNode const& node, char const* field) const {
     if (value > 9e15)
       refuse(node.line, node.id, text("has ", field, " = ", value, "; give less than 9e15 bytes"));
     return static_cast<std::uint64_t>(std::llround(value));
@@ -248,7 +296,7 @@ class GraphReader {
 
   std::string_view text_;
   std::string const& source_;
-  std::vector<Node> nodes_{};
+  std::vector<GraphNode> nodes_{};
   std::vector<Edge> edges_{};
   std::map<std::string, std::size_t> index_{};
 };
@@ -257,6 +305,7 @@ class GraphReader {
 
 /// True if the text looks like a graph.txt rather than JSON.
 [[nodiscard]] inline bool is_graph_txt(std::string_view text) {
+  text = stagger::detail::without_byte_order_mark(text);
   std::size_t const first = text.find_first_not_of(" \t\r\n");
   return first != std::string_view::npos && text[first] != '{' && text[first] != '[' &&
          text.find(" -- ") != std::string_view::npos;
@@ -264,13 +313,15 @@ class GraphReader {
 
 /// The layers of a graph.txt as a chain: in the order of its edges, ties by the node's number.
 /// Nodes named `Input...` are no layers. A boundary is charged with every tensor that crosses it,
-/// each once. The batch is not in the file and set to 1.
+/// each once. Of branches that never join, the one of most layers stays, and `warnings` of the
+/// profile names the others.
 /// @param  source  the name of the file in error messages
+/// @param  batch   the samples that its times and sizes are for, which the file does not say
 /// @throws Error   bad_data naming file, line, column and value: for a malformed line or
-///                 number, an edge to a node that does not exist, a cycle, and a fork whose
-///                 branches never join
-[[nodiscard]] inline Profile read_graph_txt(std::string_view text, std::string const& source) {
-  return detail::GraphReader(text, source).read();
+///                 number, an edge to a node that does not exist, and a cycle
+[[nodiscard]] inline Profile read_graph_txt(std::string_view text, std::string const& source,
+                                            int batch = 1) {
+  return detail::GraphReader(text, source).read(batch);
 }
 
 }  // namespace stagger::cluster

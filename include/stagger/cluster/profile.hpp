@@ -75,6 +75,7 @@ struct Profile {
   int batch = 1;         ///< samples that times and bytes are for
   std::string device{};  ///< where it was measured
   std::vector<Layer> layers{};
+  std::vector<std::string> warnings{};  ///< what its reader had to leave out
 
   [[nodiscard]] constexpr int size() const noexcept { return static_cast<int>(layers.size()); }
   [[nodiscard]] constexpr Layer const& layer(int number) const {
@@ -129,9 +130,10 @@ constexpr void require_profile(Profile const& profile) {
   }
 }
 
-/// Warnings about values that are legal but most likely in a wrong unit; usually none.
+/// Warnings about what the reader of the profile had to leave out, and about values that are legal
+/// but most likely in a wrong unit; usually none.
 [[nodiscard]] inline std::vector<std::string> doubts(Profile const& profile) {
-  std::vector<std::string> found;
+  std::vector<std::string> found = profile.warnings;
   for (std::size_t i = 0; i < profile.layers.size(); ++i) {
     Layer const& layer = profile.layers[i];
     for (auto const& [field, value] :

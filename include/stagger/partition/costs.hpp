@@ -134,10 +134,6 @@ namespace detail {
   return bytes < 1.8e19 ? static_cast<std::uint64_t>(bytes) : std::uint64_t(18e18);
 }
 
-[[gnu::cold]] inline std::string bytes_text(double bytes) {
-  return std::to_string(whole_bytes(bytes));
-}
-
 constexpr void require_in_flight(int in_flight) {
   if (in_flight < 1)
     raise(Errc::bad_configuration, in_flight, " minibatches in flight cannot run; use 1 or more");

@@ -99,9 +99,9 @@ template <class Search>
   while (fewer > 0 && search(costs, fewer).empty()) --fewer;
   std::string sentence =
       text("no partition fits with ", in_flight, " in flight: even the best lets stage ", worst,
-           " (layers ", first, " to ", last - 1, ") need ", bytes_text(whole), " bytes on device ",
-           place.id, ", which has ", bytes_text(place.memory_bytes), "; its largest is layer ",
-           largest, ", which alone needs ", bytes_text(alone(largest)), " bytes; it fits ");
+           " (layers ", first, " to ", last - 1, ") need ", sized(whole), " on device ", place.id,
+           ", which has ", sized(place.memory_bytes), "; its largest is layer ", largest,
+           ", which alone needs ", sized(alone(largest)), "; it fits ");
   if (fewer > 0) sentence += text("with ", fewer, " in flight, or ");
   sentence += text("with ", enough, " times the memory on each device");
   throw DoesNotFit(sentence, {.stage = static_cast<int>(worst),

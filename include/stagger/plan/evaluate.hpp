@@ -87,7 +87,7 @@ struct Flow {
 
   /// Samples of the largest replica's slice.
   [[nodiscard]] double slice(int replicas) const noexcept {
-    return std::ceil(microbatch / replicas - 1e-9);
+    return whole_samples(microbatch / replicas);
   }
 };
 

@@ -55,10 +55,9 @@ namespace detail {
   switch (shortage.resource) {
     case Resource::memory:
       s = text("no plan fits: the stage of ", detail::layer_name(w, shortage.layer), " needs ",
-               shortage.needed,
-               " bytes of memory with one microbatch in flight, and its device "
-               "has ",
-               shortage.available);
+               sized(shortage.needed),
+               " of memory with one microbatch in flight, and its device has ",
+               sized(shortage.available));
       break;
     case Resource::samples:
       s = text("a batch of ", counted(static_cast<long long>(shortage.available), "sample"),
@@ -112,8 +111,9 @@ template <class Possible>
           "it fits with a memory factor of 2 (SGD), recomputation and microbatches of one "
           "sample";
     } else {
-      change = text("give the device ", shortage.needed - shortage.available,
-                    " bytes more, or cut the layer into smaller ones");
+      double const lack = shortage.needed - shortage.available;
+      change = text("give the device ", sized(lack + (lack < 1048576 ? 0.5 : 52429)),  // rounded up
+                    " more, or cut the layer into smaller ones");
     }
   }
   return infeasible(w, std::move(shortage));

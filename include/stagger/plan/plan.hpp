@@ -30,6 +30,13 @@ enum class Limit : std::uint8_t {
   return limit == Limit::time ? "time" : limit == Limit::memory ? "memory" : "link";
 }
 
+/// The samples of the largest share, where shares are this many on average: times and memory are for
+/// these.
+[[nodiscard]] constexpr double whole_samples(double share) noexcept {
+  auto const below = static_cast<long long>(share);
+  return static_cast<double>(below + (share - static_cast<double>(below) > 1e-9 ? 1 : 0));
+}
+
 /// One stage, its replicas, and its predictions.
 struct PlanStage {
   int first = 0;               ///< first layer, numbered from 0
@@ -46,6 +53,11 @@ struct PlanStage {
   Limit limit = Limit::time;
 
   [[nodiscard]] int replicas() const noexcept { return static_cast<int>(devices.size()); }
+  /// Samples of a microbatch on each replica, on average over both.
+  [[nodiscard]] double share(int batch, int microbatches) const noexcept {
+    return static_cast<double>(batch) / (microbatches < 1 ? 1 : microbatches) /
+           (devices.empty() ? 1 : replicas());
+  }
   friend bool operator==(PlanStage const& a, PlanStage const& b) {
     return a.first == b.first && a.last == b.last && a.devices == b.devices &&
            a.warm_up == b.warm_up;

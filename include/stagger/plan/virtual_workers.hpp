@@ -211,8 +211,7 @@ struct VirtualWorkers {
     }
     raise(Errc::bad_configuration, "worker ", worker, " (", kinds, ") has no memory for ", n,
           " minibatches in flight: its stage ", shortage.stage, " would need ",
-          partition::detail::bytes_text(shortage.needed_bytes), " of ",
-          partition::detail::bytes_text(shortage.available_bytes), " bytes on device ",
+          sized(shortage.needed_bytes), " of ", sized(shortage.available_bytes), " on device ",
           shortage.device, "; ",
           fits > 0 ? text("the most that fits is ", fits)
                    : text("not even 1 fits: give it ", shortage.memory_factor,

@@ -53,7 +53,8 @@ namespace detail {
 }  // namespace detail
 
 /// A table with a line for each stage, which says what limits it, and the predictions for the
-/// iteration below.
+/// iteration below. Where a replica's share of a microbatch is no whole number of samples, a line
+/// says what its times are for.
 [[nodiscard]] inline std::string table(plan::Plan const& plan) {
   TextTable stages({"stage", "layers", "devices", "warm-up", "forward", "backward", "to next",
                     "gradients", "memory", "of", "limited by"});
@@ -75,6 +76,13 @@ namespace detail {
   auto const line = [&](char const* what, std::string const& value) {
     out += std::string(what) + value + "\n";
   };
+  for (std::size_t i = 0; i < plan.stages.size(); ++i) {
+    double const share = plan.stages[i].share(plan.batch, plan.microbatches);
+    double const whole = plan::whole_samples(share);
+    if (whole - share > 1e-9)
+      line("rounded    ", text("a replica of stage ", i, " has ", format_fixed(share, 2),
+                               " samples of a microbatch on average; its times are for ", whole));
+  }
   line("estimated  ", format_seconds(plan.latency_s, 4));
   line("simulated  ", format_seconds(plan.simulated_s, 4));
   line("bound      ", format_seconds(plan.lower_bound_s, 4) + ", gap " + format_percent(plan.gap));

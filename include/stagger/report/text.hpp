@@ -22,7 +22,14 @@ namespace stagger::report {
 struct TextOptions {
   int width = 100;               ///< characters in a line
   bool footer = true;            ///< a line below with makespan, bubble and the time of a column
+  bool legend = false;           ///< a line at the end that says what letters and fillers mean
   std::string_view time_unit{};  ///< empty: seconds with a prefix; else plain numbers of this unit
+};
+
+/// One timeline of a chart and the heading above it; empty: none.
+struct TextPanel {
+  std::string_view name{};
+  schedule::Timeline const* timeline = nullptr;  ///< not owned
 };
 
 namespace detail {
@@ -165,9 +172,28 @@ struct TextGrid {
   return grid;
 }
 
+/// "F-- forward, B== backward, .. idle": the kinds that occur, as they look in a line.
+[[nodiscard]] inline std::string legend_of(std::vector<std::vector<TextBlock>> const& rows) {
+  std::string out;
+  for (ActionStyle const& style : action_styles) {
+    std::string_view const legend = style.legend;
+    bool const there = std::any_of(rows.begin(), rows.end(), [&](auto const& row) {
+      return std::any_of(row.begin(), row.end(), [&](TextBlock const& block) {
+        bool const in_pair = schedule::is_compute(style.kind) &&
+                             block.brief.find(legend.front()) != std::string::npos;
+        return block.kind == style.kind || in_pair;
+      });
+    });
+    if (there)
+      out += text(legend.substr(0, 1), std::string(2, style.filler),
+                  legend.substr(legend.find(' ')), ", ");
+  }
+  return out + "... idle\n";
+}
+
 }  // namespace detail
 
-/// Draws a timeline with one line per rank.
+/// Draws timelines below each other on one axis of time, with one line per rank.
 ///
 ///     rank 0 | F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3 |
 ///     rank 3 | .. .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. .. .. |
@@ -180,36 +206,55 @@ struct TextGrid {
 /// stand together (`F3B1`); a reduction of gradients is `R`; messages are not drawn.
 ///
 /// @throws Error  bad_data for a time that is not finite or an end before its start
-[[nodiscard]] inline std::string gantt(schedule::Timeline const& timeline,
+[[nodiscard]] inline std::string gantt(std::span<TextPanel const> panels,
                                        TextOptions const& options = {}) {
-  Summary const summary = summarize(timeline);
-  detail::Extent const extent = detail::extent(timeline.spans);
-  std::vector<std::vector<detail::TextBlock>> rows;
+  detail::Extent extent;
+  std::vector<std::vector<detail::TextBlock>> rows;  // of all panels
   bool several = false;
-  for (int r = 0; r < timeline.ranks(); ++r) {
-    rows.push_back(detail::text_blocks(timeline.row(r)));
-    several = several || detail::stages_of(timeline.row(r)).size() > 1;
+  int ranks = 1;
+  for (TextPanel const& panel : panels) {
+    detail::require_times(*panel.timeline);
+    detail::Extent const own = detail::extent(panel.timeline->spans);
+    extent.add(own.start_s, own.end_s);
+    ranks = std::max(ranks, panel.timeline->ranks());
+    for (int r = 0; r < panel.timeline->ranks(); ++r) {
+      rows.push_back(detail::text_blocks(panel.timeline->row(r)));
+      several = several || detail::stages_of(panel.timeline->row(r)).size() > 1;
+    }
   }
-  std::size_t const digits = std::to_string(rows.empty() ? 0 : rows.size() - 1).size();
+  std::size_t const digits = std::to_string(ranks - 1).size();
   int const width = std::max(options.width - static_cast<int>(digits) - 8, 10);
   detail::TextGrid const grid =
       detail::lay_out(rows, extent, several, static_cast<std::size_t>(width));
-
-  std::string out;
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    std::string const number = std::to_string(r);
-    out += text("rank ", std::string(digits - number.size(), ' '), number,
-                grid.separated ? " | " : " |", grid.line(rows[r]), "|\n");
-  }
-  if (!options.footer) return out;
   auto const time = [&](double seconds) {
     return options.time_unit.empty() ? format_seconds(seconds)
                                      : format_shortest(std::round(seconds * 1e4) / 1e4);
   };
-  out += text("makespan ", time(summary.makespan_s), ", bubble ", time(summary.bubble_s), " (",
-              format_percent(summary.bubble_share()), "), one column is ", time(grid.unit_s));
-  if (!options.time_unit.empty()) out += text("; time in ", options.time_unit);
-  return out + "\n";
+
+  std::string out;
+  std::size_t row = 0;
+  for (TextPanel const& panel : panels) {
+    if (!panel.name.empty()) out += text(panel.name, "\n");
+    for (int r = 0; r < panel.timeline->ranks(); ++r) {
+      std::string const number = std::to_string(r);
+      out += text("rank ", std::string(digits - number.size(), ' '), number,
+                  grid.separated ? " | " : " |", grid.line(rows[row++]), "|\n");
+    }
+    if (!options.footer) continue;
+    Summary const summary = summarize(*panel.timeline);
+    out += text("makespan ", time(summary.makespan_s), ", bubble ", time(summary.bubble_s), " (",
+                format_percent(summary.bubble_share()), "), one column is ", time(grid.unit_s));
+    if (!options.time_unit.empty()) out += text("; time in ", options.time_unit);
+    out += '\n';
+  }
+  return options.legend ? out + detail::legend_of(rows) : out;
+}
+
+/// Draws one timeline.
+[[nodiscard]] inline std::string gantt(schedule::Timeline const& timeline,
+                                       TextOptions const& options = {}) {
+  TextPanel const panel{{}, &timeline};
+  return gantt(std::span<TextPanel const>{&panel, 1}, options);
 }
 
 }  // namespace stagger::report

@@ -272,7 +272,7 @@ TEST_CASE("plan/Dapple: what fits nowhere names layer, resource, numbers, and wh
     CHECK(no.shortage().needed > 3.2e9);
     CHECK(no.shortage().available == 3.2e9);
     CHECK(no.shortage().layer >= 0);
-    CHECK(std::string(no.what()).find("bytes of memory") != std::string::npos);
+    CHECK(std::string(no.what()).find(" of memory with one microbatch") != std::string::npos);
     std::string const change = "it fits with microbatches of ";
     auto const at = std::string(no.what()).find(change);
     REQUIRE(at != std::string::npos);

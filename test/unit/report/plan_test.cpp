@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/report/plan.hpp>
 
+#include <cmath>
 #include <string>
 
 #include <stagger/cluster/presets.hpp>
@@ -43,6 +44,23 @@ TEST_CASE("report/plan: a line for each stage, with what limits it", "[report]")
   CHECK(has("estimated  840.0 ms"));
   CHECK(has("gap 25.0 %"));
   CHECK(has("speed-up   13.10"));
+}
+
+TEST_CASE("report/plan: shares that are no whole samples are said to be rounded up", "[report]") {
+  plan::Plan p = example();
+  CHECK(report::table(p).find("rounded") == std::string::npos);
+  p.batch = 66;
+  CHECK_THAT(
+      report::table(p),
+      Catch::Contains("rounded    a replica of stage 0 has 4.12 samples of a microbatch on "
+                      "average; its times are for 5\n") &&
+          Catch::Contains("rounded    a replica of stage 1 has 16.50 samples of a microbatch "
+                          "on average; its times are for 17\n"));
+  p.batch = 72;  // 4.5 and 18
+  CHECK(report::table(p).find("stage 1 has") == std::string::npos);
+  for (double const share : {0.0, 1.0, 5.0 / 3 * 3, 2.999999999999})
+    CHECK(plan::whole_samples(share) == std::ceil(share - 1e-9));
+  CHECK(plan::whole_samples(1.0 / 3) == 1);
 }
 
 TEST_CASE("report/plan: devices stand in their nodes, with their stage or a point", "[report]") {

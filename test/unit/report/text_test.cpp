@@ -124,6 +124,30 @@ TEST_CASE("report/text: measured times are drawn in proportion, every line equal
   }
 }
 
+TEST_CASE("report/text: several timelines have one axis, and a legend says what is drawn",
+          "[report]") {
+  auto const longer = sample::play(sample::gpipe(2, 2), 1, 2, 0);
+  auto const shorter = sample::play(sample::gpipe(2, 1), 1, 2, 0);
+  report::TextPanel const panels[]{{"first", &shorter}, {"second", &longer}};
+  CHECK(report::gantt(panels, {.footer = false, .legend = true}) ==
+        "first\n"
+        "rank 0 | F0 .. .. .. B0=== .. .. .. |\n"
+        "rank 1 | .. F0 B0=== .. .. .. .. .. |\n"
+        "second\n"
+        "rank 0 | F0 F1 .. .. .. B0=== B1=== |\n"
+        "rank 1 | .. F0 F1 B0=== B1=== .. .. |\n"
+        "F-- forward, B== backward, ... idle\n");
+  // In proportion, too: half of the time ends in half of the line.
+  auto const slow = sample::play(sample::gpipe(1, 1), 1.0, 1.00013, 0);
+  auto const slower = sample::play(sample::gpipe(1, 1), 2.0, 2.00026, 0);
+  report::TextPanel const two[]{{{}, &slow}, {{}, &slower}};
+  auto const drawn = lines(report::gantt(two, {.width = 49, .footer = false}));
+  REQUIRE(drawn.size() == 2);
+  CHECK(drawn[0].size() == drawn[1].size());
+  CHECK(drawn[0].substr(0, drawn[0].size() - 1).find_last_not_of('.') ==
+        drawn[0].find('|') + (drawn[0].size() - drawn[0].find('|') - 2) / 2);
+}
+
 TEST_CASE("report/text: empty timelines and times that cannot be drawn", "[report]") {
   CHECK(report::gantt(Timeline{}, {.footer = false}).empty());
   Timeline timeline;
