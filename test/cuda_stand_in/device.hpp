@@ -77,6 +77,7 @@ struct Capture {
   std::vector<cudaStream_t> joined;
   std::shared_ptr<GraphMemory> memory = std::make_shared<GraphMemory>();
   bool broken = false;
+  bool ended = false;
   std::atomic<bool> in_use{false};  // by a thread of NCCL's, as far as the caller may know
   std::mutex mutex;                 // so that a misuse ends in words
 };

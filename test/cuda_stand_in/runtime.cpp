@@ -647,6 +647,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   std::lock_guard const lock(event->mutex);
   if (event->capture) {
     auto const& capture = event->capture;
+    if (capture->ended) return answer(cudaErrorCapturedEvent);
     if (stream->capture && stream->capture != capture)
       return answer(cudaErrorStreamCaptureIsolation);
     auto const in_capture = use_capture(*capture);
@@ -882,6 +883,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     other->capture.reset();
     other->frontier.clear();
   }
+  capture->ended = true;
   stream->capture.reset();
   stream->frontier.clear();
   if (capture->broken) return answer(cudaErrorStreamCaptureInvalidated);

@@ -56,9 +56,10 @@ class GraphCache {
       : streams_(streams), cached_(std::max(slots, 0)), counts_(counts ? counts : &own_counts_) {}
 
   [[nodiscard]] GraphCounts& counts() const noexcept { return *counts_; }
-  /// Called when another program is loaded.
+  /// Called when another program is loaded, with other events; all iterations have ended.
   void forget() noexcept {
     for (auto& cached : cached_) cached.current = false;
+    last_ = Streams::none;
   }
 
   /// Orders an iteration after the last one. Within a GPU the stream does so; a graph, however,
