@@ -64,7 +64,7 @@ template <class T> class Loop {
     losses_.resize({microbatches});
     squares_.resize({count_});
     scratch_.resize({sg::cuda::parameter_kernels.scratch_size});
-    place_.numbers = reinterpret_cast<sg::cuda::StepNumbers const*>(numbers_.data());
+    place_.numbers = reinterpret_cast<sg::cuda::StepNumbers*>(numbers_.data());
     place_.optimizer = rule_.data();
     place_.scale = scale_.data();
     place_.losses = losses_.data();

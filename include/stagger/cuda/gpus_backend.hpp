@@ -19,6 +19,7 @@
 #include <stagger/cuda/detail/group_sums.hpp>
 #include <stagger/cuda/detail/in_flight.hpp>
 #include <stagger/cuda/detail/messages.hpp>
+#include <stagger/cuda/detail/non_finite.hpp>
 #include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/engine/backend.hpp>
 
@@ -36,17 +37,29 @@ class Enqueuer {
         gpus_(std::move(gpus)),
         streams_(machine, gpus_),
         messages_(streams_, options.wires),
-        square_sums_(streams_),
+        square_sums_(streams_, options.kernels, non_finite_),
         group_sums_(streams_, options.kernels),
-        state_{machine} {}
+        state_{machine},
+        non_finite_(machine, options.ahead, gpus_->processes() != nullptr) {}
   Enqueuer(Enqueuer const&) = delete;
   Enqueuer& operator=(Enqueuer const&) = delete;
   ~Enqueuer() = default;
+
+  [[gnu::cold]] void load_iterations(std::size_t slots) {
+    int const processes = gpus_->processes() == nullptr ? 0 : gpus_->processes()->size();
+    for (std::size_t g = 0; g < gpus_->size(); ++g) {
+      gpus_->select(g);
+      auto& gpu = (*gpus_)[g];
+      gpu.iteration.load(machine_, options_.kernels, slots, processes,
+                         gpu.sums.data() + machine_.model.parameter_count());
+    }
+  }
 
   /// Begins to enqueue an iteration, or to record it.
   void begin_step(std::size_t slot) noexcept {
     slot_ = slot;
     decided_ = false;
+    non_finite_.begin(slot);
     streams_.begin_step(slot);
     messages_.begin_step();
     group_sums_.begin_step();
@@ -61,24 +74,7 @@ class Enqueuer {
     join();
   }
 
-  /// Joins the rows that replicas predict, on the GPU of the first rank, after the work of all
-  /// GPUs.
-  void join_outputs() {
-    if (gpus_->processes() != nullptr)
-      raise(Errc::bad_configuration,
-            "the rows that replicas predict in several processes are not brought together; predict "
-            "in a pipeline of one process, or without Options::replicas");
-    std::size_t const own = streams_.gpu_of(0);
-    streams_.use(own);
-    auto const& stream = (*gpus_)[own].main_stream;
-    for (std::size_t g = 0; g < gpus_->size(); ++g)
-      if (g != own) streams_.wait(stream, streams_.end_of(slot_, g));
-    AtPlace const here(streams_.place_of(0, stream));
-    machine_.join_outputs();
-    streams_.record(stream, streams_.end_of(slot_, own));
-  }
-
-  /// Enqueues the work that undoes a step that was not decided.
+  /// Enqueues the work that restores what the iteration has changed.
   void undo() {
     for (std::size_t r = 0; r < streams_.ranks(); ++r) {
       if (!streams_.own(r)) continue;
@@ -107,6 +103,7 @@ class Enqueuer {
   SquareSums square_sums_;
   GroupSums group_sums_;
   DistributedState state_;
+  NonFiniteSteps non_finite_;
   std::size_t slot_ = 0;  // of the iteration that is being enqueued, or was last
   bool timed_ = false;    // that iteration, by events
   bool decided_ = false;  // its updates are being enqueued
@@ -118,9 +115,6 @@ class Enqueuer {
     Instruction const* in;
   };
 
-  [[nodiscard]] bool clips() const noexcept {
-    return machine_.program().training && machine_.options().clip_norm.has_value();
-  }
   /// Whether processes must tell each other that they have reached the updates.
   [[nodiscard]] bool commits_together() const noexcept {
     return gpus_->processes() != nullptr && machine_.program().training &&
@@ -129,13 +123,13 @@ class Enqueuer {
 
   void begin_iteration() {
     updates_.clear();
+    if (square_sums_.wanted() || commits_together()) square_sums_.clear();
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       streams_.use(g);
       auto& gpu = (*gpus_)[g];
-      gpu.iteration.send(machine_, gpu.main_stream, slot_);
+      gpu.iteration.send(machine_, non_finite_, gpu.main_stream, slot_, streams_.first_on(g));
       if (timed_) gpu.timeline.begin(gpu.main_stream);
     }
-    if (clips() || commits_together()) square_sums_.clear();
     streams_.fork();
   }
 
@@ -175,6 +169,7 @@ class Enqueuer {
       return stagger::detail::StepEnd{machine_.model, machine_.run}.finish(
           rank.number, (*gpus_)[streams_.gpu_of(r)].sums.data());
     }
+    if (in.op == Op::apply && non_finite_.looks()) square_sums_.find_scale(r, in);
     if (options_.ranges.begin != nullptr) [[unlikely]]
       return announce(rank, r, in);
     carry_out(rank, r, in);
@@ -198,8 +193,9 @@ class Enqueuer {
   /// follow the work of all ranks of all processes.
   void launch_updates() {
     if (machine_.failed()) return;
-    if (clips() || commits_together()) square_sums_.share();
-    if (clips()) scale_gradients();
+    if (square_sums_.wanted() || commits_together()) square_sums_.share();
+    for (auto const& [rank, r, in] : updates_)
+      if (rank != nullptr && square_sums_.wanted()) square_sums_.find_scale(r);
     check(refused(), "change parameters");  // without a flush
     if (updates_.empty() || !machine_.commit()) return;
     decided_ = true;
@@ -213,19 +209,6 @@ class Enqueuer {
         group_sums_.update(r);
       }
       messages_.send_values(r);
-    }
-  }
-
-  /// Each rank that updates finds the scale for itself.
-  void scale_gradients() {
-    for (auto const& [rank, r, in] : updates_) {
-      if (rank == nullptr) continue;
-      auto& gpu = (*gpus_)[streams_.gpu_of(r)];
-      streams_.use(streams_.gpu_of(r));
-      check(options_.kernels->scale(gpu.sums.data(), machine_.model.parameter_count(),
-                                    *machine_.options().clip_norm, gpu.iteration.place(r).scale,
-                                    streams_.compute(r).get()),
-            "find the scale of the gradients");
     }
   }
 
@@ -291,11 +274,12 @@ class GpusBackend : detail::Enqueuer {
 
   /// Prepares for a program that the machine has loaded, together with the other processes.
   [[gnu::cold]] void load(std::vector<int> const& places) {
-    detail::require_runnable(machine_, options_.kernels);
-    if (in_flight_.lost()) refuse();
+    detail::require_runnable(machine_, options_.kernels, gpus_->processes() != nullptr);
+    if (in_flight_.lost()) detail::refuse_lost();
     if (gpus_->processes() != nullptr)
       gpus_->processes()->agree(detail::facts_of(machine_, places));
     place_ = places;
+    non_finite_.begin_period([](std::size_t) { return 0; });
     streams_.assign(places);
     group_sums_.connect(places);
     messages_.load(places);
@@ -305,23 +289,24 @@ class GpusBackend : detail::Enqueuer {
     square_sums_.load();
     graphs_.forget();
     warm_ = false;
-    for (std::size_t g = 0; g < gpus_->size(); ++g) {
-      gpus_->select(g);
-      (*gpus_)[g].iteration.load(machine_, options_.kernels, slots());
-    }
+    load_iterations(slots());
   }
 
   /// Carries out the step that the machine has begun. Returns when every stream is done, or when
   /// the devices have not moved for the deadline.
   void drive() noexcept {
     enqueue(0);
-    if (machine_.failed() || await(0, 0)) return;
+    if (machine_.failed() || done(0, 0)) return;
     try {
       for (std::size_t g = 0; g < gpus_->size() && timed_; ++g) {
         gpus_->select(g);
         (*gpus_)[g].timeline.finish(machine_);
       }
       machine_.gradient_norm(results(0, losses()));
+      if (auto const failure = non_finite_.note(0, square_sums_.not_finite_anywhere(0), false)) {
+        machine_.lose(failure);
+        if (!machine_.program().flushes) take_back();
+      }
     } catch (...) {
       in_flight_.lose(std::current_exception(), decided_);
     }
@@ -340,7 +325,7 @@ class GpusBackend : detail::Enqueuer {
     begin_step(slot);
     in_flight_.begin(slot);
     try {
-      if (in_flight_.lost()) refuse();
+      if (in_flight_.lost()) detail::refuse_lost();
       // A graph has no times of its own nodes.
       if (options_.capture && warm_ && machine_.program().training && !timed_) {
         replay();
@@ -350,7 +335,7 @@ class GpusBackend : detail::Enqueuer {
         for (std::size_t g = 0; g < gpus_->size() && !machine_.failed(); ++g)
           streams_.record((*gpus_)[g].main_stream, streams_.end_of(slot, g));
         if (machine_.arguments().outputs.first != nullptr && !machine_.options().replicas.empty())
-          join_outputs();
+          detail::join_outputs(streams_, slot);
       }
     } catch (...) {
       if (decided_)
@@ -360,6 +345,7 @@ class GpusBackend : detail::Enqueuer {
     }
     if (machine_.failed()) return call_off();
     in_flight_.went(decided_);
+    non_finite_.went(slot);
     graphs_.went(slot, in_flight_.replayed(slot));
     warm_ = true;
   }
@@ -383,9 +369,8 @@ class GpusBackend : detail::Enqueuer {
   /// @param step  its number for an error message; 0: it is not named
   /// @return the error with which it ended; null: it succeeded
   [[nodiscard]] std::exception_ptr await(std::size_t slot, std::int64_t step) noexcept {
-    auto const failure = in_flight_.await(slot, step);
-    if (in_flight_.lost()) graphs_.drop();
-    return failure;
+    auto const failure = done(slot, step);
+    return failure ? failure : non_finite_.note(slot, square_sums_.not_finite(slot), true);
   }
 
   /// The results of an iteration that succeeded.
@@ -394,15 +379,14 @@ class GpusBackend : detail::Enqueuer {
   /// @return the norm of the gradients
   double results(std::size_t slot, double* losses) const noexcept {
     if (losses != nullptr) gpus_->take_losses(slot, losses);
-    std::size_t rank = 0;  // any of this process that updates
-    while (rank + 1 < streams_.ranks() && !streams_.own(rank)) ++rank;
-    return streams_.own(rank) ? (*gpus_)[streams_.gpu_of(rank)].iteration.gradient_norm(rank, slot)
-                              : 0;
+    return square_sums_.norm(slot);
   }
+  /// How many updates an iteration has left out.
+  [[nodiscard]] int skipped(std::size_t slot) const noexcept { return non_finite_.skipped(slot); }
 
   /// @throws Error  device, if parameters were lost
   void require_present() const {
-    if (in_flight_.corrupted()) refuse();
+    if (in_flight_.corrupted()) detail::refuse_lost();
   }
 
   /// Runs the step on a thread of its own and then resumes `then` there.
@@ -420,16 +404,17 @@ class GpusBackend : detail::Enqueuer {
   /// processes call it.
   [[gnu::cold]] void gather_parameters(int) {
     if (gpus_->processes() == nullptr || place_.empty()) return;
-    if (in_flight_.lost()) refuse();
+    if (in_flight_.lost()) detail::refuse_lost();
     detail::gather_parameters(streams_, place_);
   }
 
  private:
-  [[noreturn]] [[gnu::cold]] static void refuse() {
-    raise(Errc::device,
-          "a GPU or its communicator was lost in an earlier step; make a new pipeline");
+  /// As `await`, whatever the gradients are.
+  [[nodiscard]] std::exception_ptr done(std::size_t slot, std::int64_t step) noexcept {
+    auto const failure = in_flight_.await(slot, step);
+    if (in_flight_.lost()) graphs_.drop();
+    return failure;
   }
-
   void replay() {
     in_flight_.replays();
     graphs_.follow(true);
@@ -442,7 +427,8 @@ class GpusBackend : detail::Enqueuer {
     if (graphs_.stale(slot_, arguments))
       record(arguments);
     else
-      for (std::size_t g = 0; g < gpus_->size(); ++g) (*gpus_)[g].iteration.put(machine_, slot_);
+      for (std::size_t g = 0; g < gpus_->size(); ++g)
+        (*gpus_)[g].iteration.put(machine_, non_finite_, slot_);
     if (!machine_.commit()) return;
     try {
       graphs_.replay(slot_);
@@ -475,6 +461,12 @@ class GpusBackend : detail::Enqueuer {
     graphs_.went(detail::Streams::none, false);
     if (in_flight_.lost()) graphs_.drop();
     if (!can_be_undone) return;
+    non_finite_.begin_period([this](std::size_t slot) { return square_sums_.not_finite(slot); });
+    take_back();
+  }
+
+  /// Restores what the current iteration has changed.
+  [[gnu::cold]] void take_back() noexcept {
     try {
       undo();
       if (auto const failure = in_flight_.wait_for_all(machine_.options().deadline_s))

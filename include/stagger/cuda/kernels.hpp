@@ -4,6 +4,7 @@
 ///         numbers in device memory that they read. A program brings its own, or takes those of
 ///         <stagger/cuda/parameter_kernels.cuh>, which one of its .cu files includes.
 
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -13,13 +14,13 @@
 #include <stagger/model/context.hpp>
 #include <stagger/model/optimizer.hpp>
 
-namespace stagger::cuda {
+#ifdef __CUDACC__
+#define STAGGER_ANYWHERE __host__ __device__
+#else
+#define STAGGER_ANYWHERE
+#endif
 
-/// The factor by which gradients are multiplied, and their norm, in device memory.
-struct GradientScale {
-  double factor = 1;
-  double norm = 0;
-};
+namespace stagger::cuda {
 
 /// The numbers of the current step, in device memory. They are written before each iteration, so
 /// that a replayed graph uses those of its own step.
@@ -28,8 +29,76 @@ struct StepNumbers {
   std::uint64_t seed = 0;  ///< of the run
 };
 
+namespace detail {
+
+/// What a rank remembers of steps whose gradients are not finite, in device memory. It begins anew
+/// with each period, whose number the host raises.
+struct NonFiniteMemory {
+  std::int64_t period = 0;
+  std::int64_t failed = 0;   // GradientScale::not_finite of the step that failed
+  std::int64_t skipped = 0;  // steps that changed nothing, although the host had seen what failed
+};
+
+}  // namespace detail
+
+/// What an update does with gradients, in device memory. The kernels `ParameterKernels::scale` and
+/// `begin` call `find` and `correct`; the kernel of an optimizer asks `updates` and reads `factor`.
+struct GradientScale {
+  double factor = 1;  ///< by which gradients are multiplied
+  double norm = 0;    ///< of all gradients
+
+  /// Whether the step may change anything: false if a gradient is NaN or infinite, or if the step
+  /// comes after one that failed for that reason and that the host has not seen yet.
+  [[nodiscard]] STAGGER_ANYWHERE bool updates() const { return not_finite == 0; }
+
+  /// Finds all of it. Called by one thread.
+  /// @param sums  [count] sums of squares of the gradients of one parameter each
+  STAGGER_ANYWHERE void find(double const* sums, std::size_t count, double clip_norm) {
+    double sum = 0;
+    std::int64_t found = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      sum += sums[i];
+      if (!is_finite(sums[i])) found = static_cast<std::int64_t>(i) + 1;
+    }
+    norm = std::sqrt(sum);
+    factor = norm > clip_norm ? clip_norm / norm : 1;
+    if (memory == nullptr) return;
+    if (memory->period != period) *memory = {period, 0, 0};
+    if (found == 0 && !is_finite(sum)) found = static_cast<std::int64_t>(count) + 1;
+    if (processes != 0 && sums[count] != static_cast<double>(processes * period)) found = unseen;
+    not_finite = memory->failed != 0 ? -memory->failed : found;
+    if (not_finite == 0 || memory->failed != 0) return;
+    if (skips != 0 || found == unseen)
+      ++memory->skipped;
+    else
+      memory->failed = found;
+  }
+  /// Subtracts steps that changed nothing, of which the host may not know. Called by one thread.
+  STAGGER_ANYWHERE void correct(StepNumbers& numbers) const {
+    if (memory != nullptr && memory->period == period) numbers.steps -= memory->skipped;
+    if (processes != 0) *seen = static_cast<double>(period);
+  }
+
+  // For the library, like the rest of the device's copy.
+  std::int64_t not_finite =
+      0;  // 1 + the number of the last parameter whose gradient is not finite;
+          // 1 + count: each is, but their norm is not; below 0: that of the
+          // step that failed before
+  static constexpr std::int64_t unseen = -(std::int64_t{1} << 62U);  // not_finite: a process has
+                                                                     // not seen yet what failed
+  detail::NonFiniteMemory* memory = nullptr;                         // null: nobody looks
+  std::int64_t processes = 0;  // that add up `seen`; 0: this one is alone
+  double* seen = nullptr;      // sums[count]: the period that the host of each process is in
+  std::int64_t period = 0;
+  std::int64_t skips = 0;  // 1: such a step is skipped; 0: it fails
+
+ private:
+  [[nodiscard]] STAGGER_ANYWHERE static bool is_finite(double x) { return x - x == 0; }
+};
+
 /// Kernels for gradients, each a function that launches one on a stream and returns CUDA's result.
-/// They are needed if gradients are clipped, or if a stage has two owners or replicas.
+/// `sum_squares` and `scale` are needed if gradients are clipped, and to see whether they are
+/// finite; `add` if a stage has two owners or replicas.
 struct ParameterKernels {
   /// sum[i] += more[i] for i < size. For replicas it is called for a part of a parameter at a time,
   /// each part in the order of replicas.
@@ -39,14 +108,18 @@ struct ParameterKernels {
   /// @param scratch  [scratch_size] in device memory; nothing else on the GPU uses it meanwhile
   cudaError_t (*sum_squares)(ElementType, void const* gradient, std::size_t size, double* sum,
                              double* scratch, cudaStream_t) = nullptr;
-  /// norm = root of the sum of sums[i] for i < count, in this order; factor = clip_norm / norm if
-  /// norm > clip_norm, else 1.
-  cudaError_t (*scale)(double const* sums, std::size_t count, double clip_norm, GradientScale*,
-                       cudaStream_t) = nullptr;
-  std::size_t scratch_size = 0;  ///< numbers of scratch memory that sum_squares needs
+  /// One thread calls scale->find(sums, count, clip_norm).
+  cudaError_t (*scale)(double const* sums, std::size_t count, double clip_norm,
+                       GradientScale* scale, cudaStream_t) = nullptr;
+  /// One thread calls scale->correct(*numbers). For NonFinite::skip, and for several processes.
+  cudaError_t (*begin)(GradientScale const* scale, StepNumbers* numbers, cudaStream_t) = nullptr;
+  std::size_t scratch_size = 0;   ///< numbers of scratch memory that sum_squares needs
+  bool finds_non_finite = false;  ///< `scale` calls GradientScale::find; needed unless
+                                  ///< Options::non_finite is NonFinite::ignore
 };
 
-/// The arguments of an optimizer's kernel, for one parameter. All pointers are to device memory.
+/// The arguments of an optimizer's kernel, for one parameter. All pointers are to device memory. The
+/// kernel changes nothing unless scale->updates().
 template <class Rule, class T> struct Update {
   OptimizerView<T> view;
   Rule const* rule = nullptr;  ///< the optimizer's numbers in the current step
@@ -59,7 +132,7 @@ namespace detail {
 
 /// A rank's numbers while its work is enqueued.
 struct StepPlace {
-  StepNumbers const* numbers = nullptr;  // of the device, as the next three
+  StepNumbers* numbers = nullptr;  // of the device, as the next four
   void const* optimizer = nullptr;
   GradientScale* scale = nullptr;
   double* losses = nullptr;   // [microbatches] of the replica
@@ -112,6 +185,7 @@ template <class Run> struct LibraryKernels {
                                  double* sum, double* scratch, cudaStream_t stream);
   static cudaError_t scale(double const* sums, std::size_t count, double clip_norm,
                            GradientScale* scale, cudaStream_t stream);
+  static cudaError_t begin(GradientScale const* scale, StepNumbers* numbers, cudaStream_t stream);
   template <class Rule, class T>
   static cudaError_t update(Update<Rule, T> const& what, cudaStream_t stream);
 };
@@ -127,11 +201,14 @@ inline constexpr ParameterKernels parameter_kernels{
     &detail::LibraryKernels<detail::OnGpu>::add,
     &detail::LibraryKernels<detail::OnGpu>::sum_squares,
     &detail::LibraryKernels<detail::OnGpu>::scale,
+    &detail::LibraryKernels<detail::OnGpu>::begin,
     detail::LibraryKernels<detail::OnGpu>::most_parts,
+    true,
 };
 
 /// The library's kernels of optimizer::Sgd and optimizer::AdamW.
 struct LaunchUpdate {
+  static constexpr bool asks_scale = true;
   template <class Rule, class T>
   cudaError_t operator()(Update<Rule, T> const& what, cudaStream_t stream) const {
     static_assert(std::same_as<Rule, optimizer::Sgd> || std::same_as<Rule, optimizer::AdamW>,
@@ -148,6 +225,7 @@ struct LaunchUpdate {
 ///     cuda::Enqueued<optimizer::AdamW> adam{{.rate = 1e-3}};   // with the library's kernel
 ///
 ///     struct Launch {   // of your own; in a .cu file: lion_kernel<<<..., stream>>>(update);
+///       static constexpr bool asks_scale = true;   // if (!update.scale->updates()) return;
 ///       cudaError_t operator()(cuda::Update<Lion, float> const&, cudaStream_t) const;
 ///       cudaError_t operator()(cuda::Update<Lion, double> const&, cudaStream_t) const;
 ///     };
@@ -155,13 +233,18 @@ struct LaunchUpdate {
 /// @endcode
 ///
 /// @tparam Rule    trivially copyable, with `states`; such as optimizer::AdamW
-/// @tparam Launch  launches the kernel for one parameter and returns CUDA's result
+/// @tparam Launch  launches the kernel for one parameter and returns CUDA's result; its `asks_scale`
+///                 says that the kernel changes nothing unless scale->updates(). Without it,
+///                 Options::non_finite must be NonFinite::ignore
 template <class Rule, class Launch = LaunchUpdate> struct Enqueued : Rule {
   static_assert(std::is_trivially_copyable_v<Rule> && std::is_empty_v<Launch>,
                 "stagger: an enqueued optimizer is copied to the GPU: its rule must be trivially "
                 "copyable, and its Launch without members");
   using policy_tag = OptimizerTag;
   static constexpr bool enqueues = true;
+  static constexpr bool asks_scale = requires {
+    requires bool { Launch::asks_scale };
+  };
 
   template <class T>
   void update(OptimizerView<T> const& view, double, std::int64_t number) const noexcept {
@@ -174,3 +257,5 @@ template <class Rule, class Launch = LaunchUpdate> struct Enqueued : Rule {
 };
 
 }  // namespace stagger::cuda
+
+#undef STAGGER_ANYWHERE

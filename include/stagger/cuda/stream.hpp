@@ -44,6 +44,13 @@ class Event {
     check(result, "look at an event");
     return true;
   }
+  /// Whether it is known to be done: not if it was recorded last in a graph, or if the device has
+  /// failed.
+  [[nodiscard]] bool known_done() const noexcept {
+    if (cudaEventQuery(get()) == cudaSuccess) return true;
+    static_cast<void>(cudaGetLastError());
+    return false;
+  }
 
  protected:
   explicit Event(unsigned flags) {

@@ -37,6 +37,7 @@ concept RunsAhead = requires(B& backend, B const& seen, std::size_t slot, double
     backend.await(slot, std::int64_t{})                    // once for each step, in their order
   } noexcept -> std::same_as<std::exception_ptr>;          // why it failed, or null
   { seen.results(slot, losses) } -> std::same_as<double>;  // after await: the gradients' norm
+  { seen.skipped(slot) } -> std::same_as<int>;             // likewise: updates left out
   seen.require_present();  // before each step: throws if the device is lost
 };
 

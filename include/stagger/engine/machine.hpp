@@ -166,8 +166,8 @@ class Machine : public StepStatus {
     traffic.end_step(model.memory != nullptr);
     if (exchange_ != nullptr) exchange_->end_step(*this, nullptr);
     if (run.program->training) {
-      run.skipped =
-          model.options.non_finite == NonFinite::skip && StepEnd{model, run}.skips() ? 1 : 0;
+      if (model.options.non_finite == NonFinite::skip && StepEnd{model, run}.skips())
+        run.skipped = 1;  // a back end with its own memory for parameters says so itself
       model.steps += run.program->updates - run.skipped;
     }
     if (group_ops() != nullptr) group_ops()->end_step(*this);

@@ -239,6 +239,7 @@ template <bool changes, class P, bool words = true>
   call.states = P::states;
   call.element_wise = P::element_wise;
   if constexpr (updates_by_kernel<P>) call.enqueued_bytes = sizeof(P);
+  if constexpr (requires { P::asks_scale; }) call.asks_scale = P::asks_scale;
   return call;
 }
 

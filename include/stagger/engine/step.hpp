@@ -60,6 +60,8 @@ struct StepOwner : Drivable {
   virtual void settle(TicketPlace const*) {}
   /// Notes which steps are done, without waiting.
   virtual void poll() {}
+  /// A ticket was dropped that nobody had asked for the error of its step.
+  virtual void untold(std::exception_ptr) noexcept {}
 
  protected:
   ~StepOwner() = default;
@@ -176,8 +178,8 @@ inline Metrics run(Step step) {
 }
 
 /// A step that a device may still run, made by `enqueue`. Use it on the thread that takes the
-/// pipeline's steps. Dropping it does not wait; an error in a step whose ticket was dropped is
-/// thrown by the next step, or by `Trainer::settle`.
+/// pipeline's steps. Dropping it does not wait; an error that nobody asked its ticket for is thrown
+/// by the next step, or by `Trainer::settle`.
 class [[nodiscard]] Ticket {
  public:
   /// A ticket that belongs to no step.
@@ -207,6 +209,7 @@ class [[nodiscard]] Ticket {
   /// @throws  the error with which the step ended
   Metrics metrics() {
     wait();
+    told_ = true;
     if (failure_) std::rethrow_exception(failure_);
     return metrics_;
   }
@@ -224,18 +227,21 @@ class [[nodiscard]] Ticket {
     owner_ = std::move(other.owner_);
     place_ = std::exchange(other.place_, nullptr);
     metrics_ = other.metrics_;
-    failure_ = std::move(other.failure_);
+    failure_ = std::exchange(other.failure_, nullptr);
+    told_ = other.told_;
     if (place_ != nullptr) place_->ticket = this;
   }
   void leave() noexcept {
     if (place_ != nullptr) place_->ticket = nullptr;
     place_ = nullptr;
+    if (failure_ && !told_) owner_->untold(std::move(failure_));
   }
 
   std::shared_ptr<detail::StepOwner> owner_;
   detail::TicketPlace* place_ = nullptr;  // null: done
   Metrics metrics_;
   std::exception_ptr failure_;
+  bool told_ = false;  // `metrics` was asked for
 };
 
 /// Starts a step on a device and returns while the device runs it. At most a fixed number of steps

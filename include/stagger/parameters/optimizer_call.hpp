@@ -50,6 +50,7 @@ struct OptimizerCall {
   int states = 0;                  // for each parameter
   std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
                                    // carried out
+  bool asks_scale = false;         // an enqueued update changes nothing if gradients are not finite
   bool element_wise = true;        // whether any part of a parameter can be updated separately
 };
 

@@ -129,6 +129,39 @@ inline void check_scale() {
   }
 }
 
+/// A step whose sums are not finite, one behind it, and one of the next period.
+inline void check_not_finite() {
+  double const nan = std::numeric_limits<double>::quiet_NaN();
+  auto const bad = on_device(std::vector<double>{1, nan, 4});
+  auto const good = on_device(std::vector<double>{1, 4, 4});
+  auto memory = on_device(std::vector<sg::cuda::detail::NonFiniteMemory>(1));
+  auto value = on_device(std::vector<float>{5});
+  auto const gradient = on_device(std::vector<float>{2});
+  auto state = on_device(std::vector<float>{0});
+  auto const rule = on_device(std::vector<sg::optimizer::Sgd>{{.rate = 1}});
+  auto const numbers = on_device(std::vector<sg::cuda::StepNumbers>(1));
+  auto const step = [&](sg::cuda::Tensor<double> const& sums, std::int64_t period) {
+    sg::cuda::GradientScale begun;
+    begun.memory = memory.data();
+    begun.period = period;
+    auto scale = on_device(std::vector<sg::cuda::GradientScale>{begun});
+    require(
+        sg::cuda::parameter_kernels.scale(sums.data(), 3, 100, scale.data(), sg::cuda::stream()));
+    sg::cuda::Update<sg::optimizer::Sgd, float> update;
+    update.view = {value.data(), value.data(), gradient.data(), {state.data(), nullptr}, 1, true};
+    update.rule = rule.data();
+    update.scale = scale.data();
+    update.numbers = numbers.data();
+    require(sg::cuda::LaunchUpdate{}(update, sg::cuda::stream()));
+    return on_host(scale)[0].not_finite;
+  };
+  CHECK(step(bad, 1) == 2);
+  CHECK(step(good, 1) == -2);
+  CHECK(on_host(value)[0] == 5);
+  CHECK(step(good, 2) == 0);
+  CHECK(on_host(value)[0] == 3);
+}
+
 /// All kernels, for numbers of a parameter that one thread, one team, or several teams take.
 /// @param tolerance  of updates, in roundings
 inline void check_all(double tolerance, std::size_t largest) {
@@ -147,6 +180,7 @@ inline void check_all(double tolerance, std::size_t largest) {
     }
   }
   check_scale();
+  check_not_finite();
 }
 
 }  // namespace kernel_cases

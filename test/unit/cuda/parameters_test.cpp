@@ -201,6 +201,7 @@ TEST_CASE("cuda/Enqueued: a program without the kernels it needs is refused by w
   auto const message = [](Made schedule, int stages, sg::Options options) {
     auto device = on_device();
     device.kernels = nullptr;
+    options.non_finite = sg::NonFinite::ignore;
     auto train = enqueued(device, optimizer(), even_cuts(stages), std::move(schedule), options);
     auto const data = batch(0, 2, true);
     try {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/gpus_cases.hpp"
+#include "cuda/not_finite_model.hpp"
 #include "processes.hpp"
 
 namespace gpus_ahead_test {
@@ -113,6 +114,81 @@ TEST_CASE("nccl/Gpus: an error of NCCL in flight is told by the ticket, also of 
   });
   for (auto const& words : wrong) CHECK(words == "");
   CHECK(told > 0);
+}
+
+TEST_CASE("nccl/NonFinite: all processes fail the same steps, whenever each of them sees it",
+          "[nccl]") {
+  not_finite_model::How how;
+  how.capture = GENERATE(false, true);
+  how.clips = GENERATE(false, true);
+  how.two_owners = GENERATE(false, true);
+  how.ahead = 3;
+  CAPTURE(how.capture, how.clips, how.two_owners);
+  si::Session const session;
+  si::jitter(5);
+  auto const data = batches(8, not_finite_model::parts, false);
+  not_finite_model::Calls none;
+  auto host = on_host(how, sg::NonFinite::fail, &none);
+  std::vector<double> expected;
+  for (std::size_t const s : {0, 1, 5, 6, 7}) expected.push_back(sg::run(host.step(data[s])).loss);
+  auto const wrong =
+      in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+        not_finite_model::Calls calls;
+        // In the third step, in process 0: the other has this layer too, unless it never runs it.
+        if (process == 0) calls.poisoned = 2 * not_finite_model::parts / (how.two_owners ? 2 : 1);
+        auto train = on_device(gpus, how, sg::NonFinite::fail, &calls);
+        std::vector<sg::Ticket> tickets;
+        std::string words;
+        for (auto const& one : data) {
+          tickets.push_back(sg::enqueue(train.step(one)));
+          if (process == 0) static_cast<void>(words_of([&] { tickets.back().metrics(); }));
+        }
+        std::vector<double> losses;
+        for (std::size_t s = 0; s < data.size(); ++s) {
+          auto const told = words_of([&] { losses.push_back(tickets[s].metrics().loss); });
+          bool const fails = s >= 2 && s < 5;  // until the other, which is ahead, has seen it
+          if (fails ? !has(told, "is not finite, so nothing was updated after step 2: ")
+                    : !told.empty())
+            words += std::to_string(s) + ": " + told + "; ";
+        }
+        if (losses != expected) words += "losses ";
+        if (train.steps() != 5) words += "steps ";
+        train.gather_parameters();
+        if (bits(train) != bits(host)) words += "parameters ";
+        return words;
+      });
+  for (auto const& words : wrong) CHECK(words == "");
+}
+
+TEST_CASE("nccl/NonFinite: all processes skip the same step", "[nccl]") {
+  not_finite_model::How how;
+  how.capture = GENERATE(false, true);
+  how.ahead = 3;
+  si::Session const session;
+  auto const data = batches(6, not_finite_model::parts, false);
+  not_finite_model::Calls here;
+  here.poisoned = 2 * not_finite_model::parts;
+  auto host = on_host(how, sg::NonFinite::skip, &here);
+  for (auto const& one : data) sg::run(host.step(one));
+  auto const wrong =
+      in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+        not_finite_model::Calls calls;
+        calls.poisoned = 2 * not_finite_model::parts;
+        auto train = on_device(gpus, how, sg::NonFinite::skip, &calls);
+        std::vector<sg::Ticket> tickets;
+        std::string words;
+        for (auto const& one : data) {
+          tickets.push_back(sg::enqueue(train.step(one)));
+          if (process == 0) tickets.back().wait();
+        }
+        for (std::size_t s = 0; s < data.size(); ++s)
+          if (tickets[s].metrics().skipped != (s == 2 ? 1 : 0)) words += std::to_string(s) + " ";
+        if (train.steps() != 5) words += "steps ";
+        train.gather_parameters();
+        if (bits(train) != bits(host)) words += "parameters ";
+        return words;
+      });
+  for (auto const& words : wrong) CHECK(words == "");
 }
 
 }  // namespace gpus_ahead_test

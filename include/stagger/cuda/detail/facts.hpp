@@ -30,9 +30,14 @@ struct GpusOptions {
   Wires wires{};
 };
 
+[[noreturn]] [[gnu::cold]] inline void refuse_lost() {
+  raise(Errc::device, "a GPU or its communicator was lost in an earlier step; make a new pipeline");
+}
+
+/// @param together  whether other processes take the same steps
 /// @throws stagger::Error  bad_configuration, naming the kernel that is missing
 [[gnu::cold]] inline void require_runnable(stagger::detail::Machine const& machine,
-                                           ParameterKernels const* given) {
+                                           ParameterKernels const* given, bool together) {
   Program const& program = machine.program();
   if (!program.training || machine.model.parameter_count() == 0) return;
   ParameterKernels const kernels = given != nullptr ? *given : ParameterKernels{};
@@ -44,6 +49,26 @@ struct GpusOptions {
     raise(Errc::bad_configuration,
           "stages with two owners, or replicas, need a kernel that adds gradients; give "
           "Gpus::kernels one, or use a schedule with one owner for each stage, without replicas");
+  bool const looks = machine.options().non_finite != NonFinite::ignore;
+  if (looks &&
+      (kernels.sum_squares == nullptr || kernels.scale == nullptr || !kernels.finds_non_finite))
+    raise(Errc::bad_configuration,
+          "Options::non_finite needs kernels that find out whether gradients are finite; give "
+          "Gpus::kernels those of cuda::parameter_kernels, have your own call "
+          "GradientScale::find, or let it be NonFinite::ignore");
+  if (looks && !machine.model.optimizer.asks_scale)
+    raise(
+        Errc::bad_configuration,
+        "Options::non_finite needs an optimizer's kernel that changes nothing unless "
+        "scale->updates(); have yours ask, with 'static constexpr bool asks_scale = true;' in its "
+        "Launch, or let it be NonFinite::ignore");
+  if ((machine.options().non_finite == NonFinite::skip || (looks && together)) &&
+      kernels.begin == nullptr)
+    raise(
+        Errc::bad_configuration,
+        "Options::non_finite needs a kernel that numbers steps, if it is NonFinite::skip or in "
+        "several processes; give Gpus::kernels a `begin` that calls GradientScale::correct, or let "
+        "it be NonFinite::ignore");
   if (machine.options().clip_norm && (kernels.sum_squares == nullptr || kernels.scale == nullptr))
     raise(Errc::bad_configuration,
           "Options::clip_norm needs kernels that sum up squares and find the scale; give "
@@ -56,6 +81,7 @@ struct GpusOptions {
     stagger::detail::Machine& machine, GpusOptions const& device) {
   Options const& options = machine.options();
   auto const yes = [](bool is) { return is ? "true" : "false"; };
+  char const* const non_finite[] = {"fail", "skip", "ignore"};
   std::string shapes;
   stagger::detail::Digest values;
   auto& parameters = machine.parameters();
@@ -82,6 +108,7 @@ struct GpusOptions {
           {"the parameters", shapes},
           {"the values of the parameters", text("of digest ", values.hex())},
           {"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"},
+          {"Options::non_finite", non_finite[static_cast<int>(options.non_finite)]},
           {"Options::seed", std::to_string(options.seed)},
           {"the shares of Options::replicas", shares.empty() ? "none" : shares},
           {"Options::recompute", yes(options.recompute)},

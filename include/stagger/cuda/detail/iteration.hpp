@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <new>
 #include <vector>
 
 #include <stagger/cuda/kernels.hpp>
@@ -22,15 +21,25 @@ namespace stagger::cuda::detail {
 class Iteration {
  public:
   /// Allocates what a program needs. Nothing is freed before the end.
-  /// @param slots  iterations that may be in flight: each has a block of host memory of its own
+  /// @param slots      iterations that may be in flight: each has a block of host memory of its own
+  /// @param processes  of the pipeline; 0: this one
+  /// @param seen       see GradientScale
   template <class Machine>
   [[gnu::cold]] void load(Machine const& machine, ParameterKernels const* kernels,
-                          std::size_t slots) {
+                          std::size_t slots, int processes, double* seen) {
+    processes_ = processes;
+    seen_ = seen;
     auto const up = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
     std::size_t const ranks = machine.program().ranks.size();
     optimizer_bytes_ = machine.model.optimizer.enqueued_bytes;
     scales_ = up(sizeof(StepNumbers)) + up(optimizer_bytes_);
     losses_ = scales_ + ranks * sizeof(GradientScale);
+    if (non_finite_.size() < ranks) {
+      non_finite_.resize({ranks});
+      check(cudaMemset(non_finite_.data(), 0, ranks * sizeof(NonFiniteMemory)),
+            "clear memory of the GPU");
+      check(cudaStreamSynchronize(nullptr), "wait for the GPU");
+    }
     int const microbatches = machine.program().microbatches;
     auto const& parts = machine.options().replicas.parts();
     int replicas = 1;  // that may compute a loss of one microbatch
@@ -44,7 +53,7 @@ class Iteration {
     if (scratch_.size() < ranks * scratch) scratch_.resize({ranks * scratch});
     for (std::size_t r = 0; r < ranks; ++r) {
       StepPlace& of_rank = places_[r];
-      of_rank.numbers = reinterpret_cast<StepNumbers const*>(device_.data());
+      of_rank.numbers = reinterpret_cast<StepNumbers*>(device_.data());
       of_rank.optimizer = device_.data() + up(sizeof(StepNumbers));
       of_rank.scale = reinterpret_cast<GradientScale*>(device_.data() + scales_) + r;
       of_rank.losses = reinterpret_cast<double*>(device_.data() + losses_);
@@ -60,24 +69,38 @@ class Iteration {
   [[nodiscard]] StepPlace const& place(std::size_t rank) const noexcept { return places_[rank]; }
 
   /// Writes the numbers that kernels of this iteration will read.
-  template <class Machine> void put(Machine const& machine, std::size_t slot) noexcept {
+  /// @param steps  NonFiniteSteps
+  template <class Machine, class Steps>
+  void put(Machine const& machine, Steps const& steps, std::size_t slot) noexcept {
     refused_ = cudaSuccess;
-    StepNumbers const numbers{machine.steps(), machine.options().seed};
+    StepNumbers const numbers{steps.steps(), machine.options().seed};
+    GradientScale scale;
+    scale.period = steps.period();
+    scale.skips = steps.skips() ? 1 : 0;
+    scale.processes = steps.looks() && machine.program().flushes ? processes_ : 0;
+    scale.seen = seen_;
     std::byte* const to = host_.data() + slot * bytes_;
     std::memcpy(to, &numbers, sizeof numbers);
     if (optimizer_bytes_ != 0) std::memcpy(to + 16, machine.optimizer(), optimizer_bytes_);
-    for (std::size_t r = 0; r < places_.size(); ++r)
-      ::new (to + scales_ + r * sizeof(GradientScale)) GradientScale();
+    for (std::size_t r = 0; r < places_.size(); ++r) {
+      if (steps.looks()) scale.memory = non_finite_.data() + r;
+      std::memcpy(to + scales_ + r * sizeof scale, &scale, sizeof scale);
+    }
     std::memset(to + losses_, 0, loss_count_ * sizeof(double));
-    for (StepPlace& of_rank : places_) of_rank.steps = numbers.steps;
+    for (StepPlace& of_rank : places_) of_rank.steps = machine.steps();
   }
   /// The same, and enqueues their copy to the device.
-  template <class Machine>
-  void send(Machine const& machine, Stream const& stream, std::size_t slot) {
-    put(machine, slot);
+  /// @param rank  any on this GPU
+  template <class Machine, class Steps>
+  void send(Machine const& machine, Steps const& steps, Stream const& stream, std::size_t slot,
+            std::size_t rank) {
+    put(machine, steps, slot);
     check(cudaMemcpyAsync(device_.data(), host_.data() + slot * bytes_, bytes_,
                           cudaMemcpyHostToDevice, stream.get()),
           "send the numbers of a step");
+    if (steps.corrects() && rank < places_.size())
+      check(places_[rank].kernels->begin(places_[rank].scale, places_[rank].numbers, stream.get()),
+            "number a step");
   }
   /// Enqueues the copy back, after all work of the iteration. @return the result of CUDA
   [[nodiscard]] cudaError_t fetch(Stream const& stream, std::size_t slot) const noexcept {
@@ -92,10 +115,11 @@ class Iteration {
   /// One for each microbatch and replica of the last stage, replica by replica.
   [[nodiscard]] std::size_t loss_count() const noexcept { return loss_count_; }
   [[nodiscard]] bool has_losses() const noexcept { return loss_on_device_; }
-  [[nodiscard]] double gradient_norm(std::size_t rank, std::size_t slot) const noexcept {
+  /// What a rank has found.
+  [[nodiscard]] GradientScale scale(std::size_t rank, std::size_t slot) const noexcept {
     GradientScale scale;
     std::memcpy(&scale, host_.data() + slot * bytes_ + scales_ + rank * sizeof scale, sizeof scale);
-    return scale.norm;
+    return scale;
   }
 
   /// The error of a call that CUDA refused after the step was decided.
@@ -110,10 +134,13 @@ class Iteration {
   std::size_t losses_ = 0;
   Pinned<std::byte> host_;  // [slots][bytes_]
   Tensor<std::byte> device_;
-  Tensor<double> scratch_;         // [ranks] each with what a kernel needs
-  std::vector<StepPlace> places_;  // [ranks]
+  Tensor<double> scratch_;              // [ranks] each with what a kernel needs
+  Tensor<NonFiniteMemory> non_finite_;  // [ranks]
+  std::vector<StepPlace> places_;       // [ranks]
   cudaError_t refused_ = cudaSuccess;
   bool loss_on_device_ = false;
+  int processes_ = 0;
+  double* seen_ = nullptr;
 };
 
 /// The times at which a device carried out the actions of a recorded step, by timed events. They

@@ -71,8 +71,7 @@ struct SumUp {
   }
 };
 
-/// The norm of all gradients, and the factor that clips them. For one team, of which one thread adds
-/// the numbers in their order.
+/// What is to be done with gradients. For one team, of which one thread adds the numbers in order.
 struct FindScale {
   double const* sums;
   std::size_t count;
@@ -80,12 +79,17 @@ struct FindScale {
   GradientScale* scale;
   template <class Team>
   STAGGER_ON_GPU void operator()(Team const& team, std::size_t, std::size_t) const {
-    if (team.lane() != 0) return;
-    double sum = 0;
-    for (std::size_t i = 0; i < count; ++i) sum += sums[i];
-    double const norm = std::sqrt(sum);
-    scale->norm = norm;
-    scale->factor = norm > clip_norm ? clip_norm / norm : 1;
+    if (team.lane() == 0) scale->find(sums, count, clip_norm);
+  }
+};
+
+/// The number of the step, without those that were skipped. For one team.
+struct CorrectNumbers {
+  GradientScale const* scale;
+  StepNumbers* numbers;
+  template <class Team>
+  STAGGER_ON_GPU void operator()(Team const& team, std::size_t, std::size_t) const {
+    if (team.lane() == 0) scale->correct(*numbers);
   }
 };
 
@@ -123,6 +127,7 @@ template <class T> struct UpdateElements<optimizer::Sgd, T> {
   UpdateArguments<optimizer::Sgd, T> v;
   template <class Team>
   STAGGER_ON_GPU void operator()(Team const& team, std::size_t number, std::size_t teams) const {
+    if (!v.scale->updates()) return;
     auto const& rule = *v.rule;
     auto const scale = static_cast<T>(v.scale->factor);
     auto const decay = static_cast<T>(v.decays ? rule.weight_decay : 0);
@@ -142,6 +147,7 @@ template <class T> struct UpdateElements<optimizer::AdamW, T> {
   UpdateArguments<optimizer::AdamW, T> v;
   template <class Team>
   STAGGER_ON_GPU void operator()(Team const& team, std::size_t number, std::size_t teams) const {
+    if (!v.scale->updates()) return;
     auto const& rule = *v.rule;
     double const t = static_cast<double>(v.numbers->steps + v.number);
     auto const scale = static_cast<T>(v.scale->factor);
@@ -197,6 +203,11 @@ template <class Run>
 cudaError_t LibraryKernels<Run>::scale(double const* sums, std::size_t count, double clip_norm,
                                        GradientScale* scale, cudaStream_t stream) {
   return Run::teams(stream, 1, FindScale{sums, count, clip_norm, scale});
+}
+template <class Run>
+cudaError_t LibraryKernels<Run>::begin(GradientScale const* scale, StepNumbers* numbers,
+                                       cudaStream_t stream) {
+  return Run::teams(stream, 1, CorrectNumbers{scale, numbers});
 }
 template <class Run>
 template <class Rule, class T>

@@ -28,7 +28,7 @@ struct Gpu {
   std::vector<Event> events;
   Iteration iteration;
   Timeline timeline;
-  Tensor<double> sums;  ///< [parameters] of the squares of gradients
+  Tensor<double> sums;  ///< [parameters] of the squares of gradients, then GradientScale::seen
 };
 
 /// The GPUs of this process, the channels for messages, and the groups that add up gradients.
@@ -256,6 +256,12 @@ class Streams {
   /// Whether a rank is in this process, and its GPU.
   [[nodiscard]] bool own(std::size_t rank) const noexcept { return gpu_[rank] != gpus_->size(); }
   [[nodiscard]] std::size_t gpu_of(std::size_t rank) const noexcept { return gpu_[rank]; }
+  /// The first rank on a GPU; ranks(): there is none.
+  [[nodiscard]] std::size_t first_on(std::size_t gpu) const noexcept {
+    std::size_t rank = 0;
+    while (rank < ranks() && gpu_[rank] != gpu) ++rank;
+    return rank;
+  }
   [[nodiscard]] Stream const& compute(std::size_t rank) const noexcept { return (*streams_)[rank]; }
   /// The stream for the work of a rank: its own, or another one of its GPU.
   [[nodiscard]] Place place_of(std::size_t rank) const noexcept {
@@ -390,7 +396,7 @@ class Streams {
           if (numbers_.gpu(signal) == gpus_->size()) continue;
           seen = true;
           done = (slot != slot_ || time < issued_[signal]) &&
-                 event(numbers_.gpu(signal), numbers_.signal(signal, time), slot).done();
+                 event(numbers_.gpu(signal), numbers_.signal(signal, time), slot).known_done();
         }
         if (done && seen) at[r] = i + 1;
       }

@@ -19,7 +19,8 @@ namespace stagger::detail {
 /// @tparam B  back end with
 ///            finished(slot) -> bool,
 ///            await(slot, step) noexcept -> std::exception_ptr, null if the step is right,
-///            results(slot, losses) -> gradient norm
+///            results(slot, losses) -> gradient norm,
+///            skipped(slot) -> updates left out
 template <class B> class Ahead {
  public:
   explicit Ahead(B const& backend) : slots_(backend.slots()) {}
@@ -61,9 +62,16 @@ template <class B> class Ahead {
     while (!empty() && backend.finished(first_ % slots_.size())) finish_first(backend);
   }
 
+  /// Keeps the error of a step whose ticket was dropped, unless it was thrown already: steps behind
+  /// one that failed have its error.
+  void untold(std::exception_ptr failure) noexcept {
+    if (!unreported_ && failure != thrown_) unreported_ = std::move(failure);
+  }
   /// @throws  the error of a step whose ticket was dropped
   void rethrow_unreported() {
-    if (unreported_) std::rethrow_exception(std::exchange(unreported_, nullptr));
+    if (!unreported_) return;
+    thrown_ = std::exchange(unreported_, nullptr);
+    std::rethrow_exception(thrown_);
   }
 
  private:
@@ -81,17 +89,19 @@ template <class B> class Ahead {
     slot.kept = nullptr;
     Metrics metrics;
     if (!failure)
-      metrics = metrics_of(slot.facts, slot.losses, backend.results(number, slot.losses));
+      metrics = metrics_of(slot.facts, slot.losses, backend.results(number, slot.losses),
+                           backend.skipped(number));
     if (slot.ticket != nullptr)
       std::exchange(slot.ticket, nullptr)->resolve(metrics, std::move(failure));
-    else if (failure && !unreported_)
-      unreported_ = std::move(failure);
+    else if (failure)
+      untold(std::move(failure));
   }
 
   FixedArray<Slot> slots_;
   std::uint64_t first_ = 0;  // number of the oldest step in flight, counted since the beginning
   std::uint64_t next_ = 0;
   std::exception_ptr unreported_;
+  std::exception_ptr thrown_;  // the last one
 };
 
 /// In place of `Ahead` on a back end that does not run ahead.

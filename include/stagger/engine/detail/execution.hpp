@@ -298,7 +298,8 @@ struct StepEnd {
   Execution& run;
 
   /// Ends a rank's part of a step except for its updates: adds the gradients of other owners, adds
-  /// up the squares for clipping, and looks for gradients that are not finite.
+  /// up the squares for clipping, and looks for gradients that are not finite, which a device does
+  /// by their squares.
   /// @param sums  [parameters] sums of squares in the memory of a device, if parameters are there
   void finish(int rank, double* sums = nullptr) const {
     EndOfStep& end = run.end_of_step[rank];
@@ -306,7 +307,7 @@ struct StepEnd {
     for (Addition const& addition : end.add) addition.to->add({&addition.from, 1});
     for (Square const& one : end.squares) {
       LayerParameters& layer = model.parameters[one.layer];
-      if (clips)
+      if (clips || (sums != nullptr && model.options.non_finite != NonFinite::ignore))
         layer.sum_squares(one.parameter,
                           sums != nullptr ? sums + model.parameters_before(one.layer) : nullptr,
                           one.range);

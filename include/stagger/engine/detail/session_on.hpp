@@ -321,6 +321,9 @@ template <class Device> class SessionOn final : public MachineSession {
   void poll() override {
     if constexpr (runs_ahead) ahead_.poll(backend_);
   }
+  void untold([[maybe_unused]] std::exception_ptr failure) noexcept override {
+    if constexpr (runs_ahead) ahead_.untold(std::move(failure));
+  }
 
   void drive() override {
     try {
