@@ -24,6 +24,24 @@ namespace stagger::collective::detail {
 using stagger::detail::ParameterLink;
 using stagger::detail::VersionTag;
 
+/// See ParameterServer::log and missed.
+[[nodiscard]] inline std::vector<ServerEvent> log_of(ServerInProcess& server, std::size_t l) {
+  if (!server.layers().logs())
+    raise(Errc::bad_configuration,
+          "this server remembers nothing; make it with ServerOptions{.log = true}");
+  return server.look_at(l, [](auto const& history) {
+    return std::vector<ServerEvent>(history.log().begin(), history.log().end());
+  });
+}
+[[nodiscard]] inline std::vector<std::uint64_t> missed_of(ServerInProcess& server, int worker,
+                                                          std::size_t l) {
+  server.require_worker(worker);
+  return server.look_at(l, [worker](auto const& history) {
+    auto const& missed = history.missed(worker);
+    return std::vector<std::uint64_t>(missed.begin(), missed.end());
+  });
+}
+
 class LinkInProcess final : public ParameterLink {
  public:
   LinkInProcess(std::shared_ptr<ServerInProcess> server, int worker)

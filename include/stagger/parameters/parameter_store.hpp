@@ -33,11 +33,11 @@ namespace stagger::detail {
 class ParameterStore {
  public:
   /// @param like   the layer's shape and first values
-  /// @param rules  must outlive this object
+  /// @param rules  must outlive this object; backup: as for StoreValues
   [[gnu::cold]] ParameterStore(LayerParameters const& like, StoreRules const& rules,
-                               std::size_t workers)
+                               std::size_t workers, StepBackup* backup = nullptr)
       : rules_(rules),
-        values_(like, rules),
+        values_(like, rules, backup),
         workers_(workers, rules.takes_over),
         history_(workers, rules.log),
         blocks_(like.bytes_of_values()) {
@@ -67,7 +67,7 @@ class ParameterStore {
   /// Whether some worker has not ended yet the stream that this worker began last.
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
   [[nodiscard]] StoreWorkers const& workers() const noexcept { return workers_; }
-  void count_failures(int worker, std::uint32_t all) { workers_[worker].failures = all; }
+  [[nodiscard]] StoreWorkers& workers() noexcept { return workers_; }
   /// How often all workers have ended their streams.
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
   [[nodiscard]] StoreHistory const& history() const noexcept { return history_; }
@@ -85,8 +85,9 @@ class ParameterStore {
     }
     ++own.pushes;
     if (rules_.adds == staleness::Adds::on_arrival) {
-      add(worker, values, 0, 0, workers_.single(worker, rules_.weights, history_.total()));
-      return values_.step(0, 0, 0, all());
+      StoreRound const round = workers_.single(worker, rules_.weights, history_.total());
+      add(worker, values, 0, 0, round);
+      return workers_.conclude(round, values_.step(0, 0, 0, all()), history_);
     }
     if (own.begun.size() == 0) {
       own.waiting.push_back(blocks_.filled(values));
@@ -167,10 +168,6 @@ class ParameterStore {
   [[nodiscard]] std::byte const* first(int worker) const {
     return rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer.data() : newest();
   }
-  /// What `weights` contains. @param to  [workers] as VersionTag::pushes
-  void contained(int worker, std::uint32_t pushes, std::span<std::uint32_t> to) const {
-    workers_.contained(worker, pushes, rules_.adds, to);
-  }
   /// A worker begins a stream, and asks for no weights older than the newest. @return `first`
   std::byte const* begin(int worker) {
     keep_from(worker, snapshots_.rounds());
@@ -212,6 +209,7 @@ class ParameterStore {
   void add(int worker, std::byte const* pushed, std::size_t from, std::size_t to,
            StoreRound const& round) {
     history_.add(worker, round.before);
+    workers_[worker].adding = true;
     values_.add(pushed, from, to, rules_.weights[worker] * round.scale);
   }
 
@@ -231,8 +229,9 @@ class ParameterStore {
   void add_up() {
     if (rules_.adds == staleness::Adds::in_turn) {
       for (int n = workers_.take_turn(); n >= 0; n = workers_.take_turn()) {
-        add_first_of(n, 0, 0, workers_.single(n, rules_.weights, history_.total()));
-        values_.step(0, 0, 0, all());
+        StoreRound const round = workers_.single(n, rules_.weights, history_.total());
+        add_first_of(n, 0, 0, round);
+        workers_.conclude(round, values_.step(0, 0, 0, all()), history_);
         answer(n);
       }
       return;
@@ -248,8 +247,10 @@ class ParameterStore {
         std::memcpy(version(to), version(from), bytes());
       for (int n = 0; n < static_cast<int>(workers_.size()); ++n)
         if (!workers_[n].waiting.empty()) add_first_of(n, from, to, round);
-      values_.step(from, to, snapshots_.rounds() - 1 - start_,
-                   rest ? ByteRange{0, late_bytes_} : all());
+      ByteRange const part = rest ? ByteRange{0, late_bytes_} : all();
+      bool const taken = values_.step(from, to, snapshots_.rounds() - 1 - start_, part);
+      workers_.conclude(round, taken, history_);
+      if (!taken && !rest) snapshots_.contain(round.before);
     }
   }
 
@@ -265,7 +266,7 @@ class ParameterStore {
     for (std::size_t n = 0; n < workers_.size(); ++n)
       if (workers_[n].begun.size() != 0)
         values_.add(workers_[n].begun.data(), from, to, rules_.weights[n] * round.scale, urgent);
-    values_.step(from, to, 0, urgent);
+    if (!values_.step(from, to, 0, urgent)) workers_.undo_begun();
     std::memcpy(version(to), version(from), late_bytes_);
     workers_.drop_begun(blocks_);
   }

@@ -28,10 +28,18 @@ struct Told final : sg::detail::ParameterListener {
   std::vector<std::size_t> last{};  // layers
   int answers = 0;                  // others
   bool failed = false;
+  std::string words{};
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
     rounds == sg::detail::all_rounds ? last.push_back(layer) : void(++answers);
   }
-  void lost(std::exception_ptr) noexcept override { failed = true; }
+  void lost(std::exception_ptr why) noexcept override {
+    failed = true;
+    try {
+      std::rethrow_exception(why);
+    } catch (std::exception const& error) {
+      words = error.what();
+    }
+  }
 };
 
 std::vector<LayerParameters> model_of(std::size_t layers) {
@@ -598,6 +606,61 @@ TEST_CASE("collective/ParameterServer: an error counts the pushes that a worker 
   for (Worker* each : {&a, &b}) each->begin_and_read(1);
   CHECK_FALSE(a.step(1));
   CHECK(a.link->waits_for() == "worker 1, which has made 0 pushes");
+}
+
+TEST_CASE("collective/ParameterServer: weights that overflow are undone, and training goes on",
+          "[collective]") {
+  using sg::collective::OnFailure;
+  using sg::staleness::Adds;
+  auto const adds = GENERATE(Adds::on_arrival, Adds::in_worker_order, Adds::in_turn);
+  auto const on_failure = GENERATE(OnFailure::fail_fast, OnFailure::go_on);
+  CAPTURE(static_cast<int>(adds), static_cast<int>(on_failure));
+  auto const model = model_of(2);
+  sg::collective::ParameterServer const server({.workers = 2, .on_failure = on_failure});
+  auto rules = changes();
+  rules.adds = adds;
+  rules.ahead = 3;
+  Worker a(server, 0, model, rules);
+  Worker b(server, 1, model, rules);
+  Values large;
+  large.padded[0] = 3e38F;
+  auto const read = [](Worker& worker) {
+    Values values;
+    worker.link->read(0, values.bytes());
+    return values.first();
+  };
+  for (Worker* each : {&a, &b}) each->begin_and_read(2);
+  for (Worker* each : {&a, &b}) each->link->ask(1, 5);  // which nobody will have
+  a.link->push(0, large.bytes(), false);
+  CHECK_FALSE(a.told.failed);
+  b.link->push(0, large.bytes(), false);
+  // Who is told: whose push it was, all of the round, or all.
+  bool const all = on_failure == OnFailure::fail_fast || adds == Adds::in_worker_order;
+  CHECK(a.told.failed == all);
+  CHECK(b.told.failed);
+  CHECK_THAT(b.told.words,
+             Catch::Matchers::Contains("layer 0") && Catch::Matchers::Contains("not finite"));
+  for (Worker* each : {&a, &b})
+    if (each->told.failed) each->link->end(std::make_exception_ptr(std::runtime_error("told")));
+  if (!all) {  // the other goes on, alone
+    Values one;
+    one.padded[0] = -1e38F;
+    a.link->push(0, one.bytes(), false);
+    CHECK_FALSE(a.told.failed);
+    a.link->end(nullptr);
+  }
+  float const before = adds == Adds::in_worker_order ? 0.0F : all ? 3e38F : 3e38F - 1e38F;
+  for (Worker* each : {&a, &b}) {
+    each->begin_and_read(2);
+    CHECK(read(*each) == before);
+  }
+  large.padded[0] = -1e38F;
+  for (Worker* each : {&a, &b}) each->link->push(0, large.bytes(), true);
+  for (Worker* each : {&a, &b}) each->link->push(1, large.bytes(), true);
+  for (Worker* each : {&a, &b}) each->link->end(nullptr);
+  a.begin_and_read(2);
+  CHECK(read(a) == before - 1e38F - 1e38F);
+  CHECK_FALSE(a.told.failed);
 }
 
 }  // namespace parameter_server_test

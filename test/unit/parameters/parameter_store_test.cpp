@@ -224,7 +224,7 @@ class History {
     if (!slow_.ready(n, asked)) return;
     if (slow_.adds == Adds::in_turn && slow_.end_of(n) == slow_.start) return;  // has not pushed
     std::vector<std::uint32_t> contained(from_.size());
-    store_.contained(static_cast<int>(n), asked, contained);
+    store_.workers().contained(static_cast<int>(n), asked, rules_.adds, contained);
     CHECK(contained[n] == since_start(n, exact() ? asked : slow_.added(n)));
     for (std::size_t of = 0; slow_.adds != Adds::in_turn && of < from_.size(); ++of)
       if (of != n) CHECK(contained[of] == of_other(n, of, asked));
@@ -608,6 +608,74 @@ TEST_CASE("parameters/ParameterStore: rounds are counted from when the workers b
   for (int n : {0, 1}) store.enter(n, 0), store.begin(n);
   round({0, 1});
   CHECK(counted.steps.back() == 0);
+}
+
+TEST_CASE("parameters/ParameterStore: a step that writes what is not finite leaves no trace",
+          "[parameters]") {
+  constexpr optimizer::AdamW adam{.rate = 0.1};
+  auto const adds = GENERATE(Adds::on_arrival, Adds::in_worker_order, Adds::in_turn);
+  auto const pushes = GENERATE(Pushes::gradients, Pushes::changes, Pushes::weights);
+  if (pushes == Pushes::weights && adds != Adds::in_worker_order) return;  // of which is no mean
+  CAPTURE(static_cast<int>(adds), static_cast<int>(pushes));
+  StoreRules rules{pushes, adds, detail::optimizer_call<false>(adam)};
+  rules.weights.assign(2, 1.0);
+  rules.log = true;
+  LayerParameters like;
+  List<ParameterDeclaration> declarations;
+  for (char const* const name : {"a", "b"}) {
+    ParameterDeclaration d;
+    d.name = name;
+    d.size = length;
+    std::array<float, length> first;
+    first.fill(-1e38F);
+    d.initial.assign(sizeof first, std::byte{0});
+    std::memcpy(d.initial.data(), first.data(), sizeof first);
+    declarations.push_back(std::move(d));
+  }
+  like.adopt(std::move(declarations), 0, optimizer::AdamW::states);
+  detail::StepBackup backup;  // as of a larger layer that has a step in between
+  ParameterStore store(like, rules, 2, &backup);
+  ParameterStore other(like, rules, 2, &backup);
+  std::vector<float> values(store.bytes() / sizeof(float));
+  auto const push = [&](ParameterStore& to, int n, float value) {
+    values.assign(values.size(), 1);
+    values[values.size() / 2 + 1] = value;  // of the second parameter
+    to.push(n, reinterpret_cast<std::byte const*>(values.data()));
+  };
+  auto const restart = [](ParameterStore& of) {
+    of.give_up();
+    for (int n : {0, 1}) of.enter(n, 0), of.begin(n);
+  };
+  auto const same = [&] { return std::memcmp(store.newest(), other.newest(), store.bytes()) == 0; };
+  for (ParameterStore* each : {&store, &other}) {
+    restart(*each);
+    for (int n : {0, 1}) push(*each, n, 0.5F);
+    CHECK_FALSE(each->workers().undone());
+  }
+  REQUIRE(same());
+  auto const log = store.history().log().size();
+  // A gradient's square is too large; a change, or a difference, alone is too large for the weight.
+  bool const alone = adds != Adds::in_worker_order;
+  if (!alone) push(store, 0, 1);
+  push(store, alone ? 0 : 1, -3.3e38F);
+  CHECK(store.workers().undone());
+  CHECK(same());
+  CHECK(store.history().log().size() == log);
+  CHECK(store.history().total() == other.history().total());
+  CHECK(store.workers().take_undone() == 0);
+  CHECK(store.workers().take_undone() == (alone ? -1 : 1));
+  CHECK(store.workers().take_undone() == -1);
+  CHECK_FALSE(store.workers().undone());
+  CHECK(store.pushes(0) == 2);                     // its number is used
+  for (ParameterStore* each : {&store, &other}) {  // gradients and state are those before, too
+    restart(*each);
+    for (int i = 0; i < 3; ++i)
+      for (int n : {0, 1}) push(*each, n, 0.25F);
+  }
+  CHECK_FALSE(store.workers().undone());
+  CHECK(same());
+  CHECK(std::equal(store.history().missed(0).begin(), store.history().missed(0).end(),
+                   other.history().missed(0).begin()));
 }
 
 }  // namespace parameter_store_test

@@ -73,6 +73,13 @@ constexpr int unknown_worker = -1;
   return failures;
 }
 
+/// Likewise, to all whose pushes were in a step of the server that was undone.
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr overflow_of(std::size_t layer) noexcept {
+  return raised(Errc::not_finite, "the pushes of this step make a number of layer ", layer,
+                " at the parameter server that is not finite, so that layer was left as it was: "
+                "lower the rate; the next step goes on from the server's weights");
+}
+
 class Clients {
  public:
   /// @param processes  most processes in which a worker may run
@@ -156,10 +163,11 @@ class Clients {
     clients_[client].listener->lost(failure_of(unknown_worker, 0));
     return true;
   }
-  /// Notifies workers of the weights of a layer that they have asked for and that are ready.
+  /// Notifies workers of the weights of a layer that they have asked for and that are ready, unless
+  /// the streams of some are about to end.
   /// @param layer  the ParameterStore of layer l, whose lock is held
   template <class Store> void answer(std::size_t l, Store const& layer) {
-    for (int n = 0; n < size(); ++n) {
+    for (int n = 0; n < size() && !layer.workers().undone(); ++n) {
       Client& each = clients_[n];
       if (!each.active.load() || each.asks[l].rounds == Ask::nothing) continue;
       auto const [asked, urgent] = each.asks[l];

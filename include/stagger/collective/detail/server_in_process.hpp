@@ -69,8 +69,9 @@ class ServerStreams {
   [[nodiscard]] int worker_of(int client) const noexcept { return clients_.worker_of(client); }
 
   /// @param worker  the failed worker, or unknown_worker
+  /// @param why     told to those whose streams end; null: that another worker has failed
   /// @pre   joining_ is held
-  void fail(int worker) noexcept {
+  void fail(int worker, std::exception_ptr const& why = nullptr) noexcept {
     layers_.begin_failure(worker);
     List<bool> const told = clients_.stop(worker, !goes_on());
     if (goes_on_late()) late_->lose(worker);
@@ -85,19 +86,35 @@ class ServerStreams {
       go_on_late();
     else if (late_ != nullptr)
       late_->reset();
-    std::exception_ptr const lost = failure_of(worker, pushes);
+    std::exception_ptr const lost = why ? why : failure_of(worker, pushes);
     for (int n = 0; n < clients_.size(); ++n)
       if (told[n]) clients_[n].listener->lost(lost);
+    end_undone();
+  }
+  /// Ends the streams of those whose pushes were in a step that was undone. @pre joining_ is held
+  void end_undone() noexcept {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::unique_lock shard(mutex(l));
+      auto& workers = layers_[l].workers();
+      if (!workers.undone()) continue;
+      int const worker = workers.take_undone();
+      while (!goes_on() && workers.take_undone() >= 0) continue;
+      if (worker < 0 || !goes_on()) answer(l);
+      shard.unlock();
+      // Of the others, rounds may be complete now, in any layer, and be undone too.
+      if (worker >= 0) return fail(goes_on() ? worker : unknown_worker, overflow_of(l));
+    }
   }
 
   [[nodiscard]] bool goes_on() const noexcept { return options_.on_failure == OnFailure::go_on; }
   [[nodiscard]] bool goes_on_late() const noexcept { return goes_on() && late_ != nullptr; }
   /// Called at the end of each call that may end a step, so that its caller cannot begin the next
-  /// step before workers that wait to come back have been let in.
+  /// step before workers that wait to come back have been let in, nor if the step was undone.
   void admit_returning() {
-    if (!returning_.load()) return;
+    if (!returning_.load() && !undone_.load()) return;
     std::lock_guard const lock(joining_);
-    admit();
+    if (undone_.exchange(false)) end_undone();
+    if (returning_.load()) admit();
   }
   /// Lets them come back if the others are between two steps. @pre goes_on_late(); joining_ is held
   void admit() {
@@ -133,6 +150,7 @@ class ServerStreams {
       layers_[l].leave(worker);
       keep_and_answer(l);
     }
+    end_undone();
     if (late_ != nullptr) go_on_late();
   }
   /// A worker that has left may join again. Parts of a server hear of that at different times, and
@@ -184,6 +202,7 @@ class ServerStreams {
       layer.end(worker);
       keep_and_answer(l);
     }
+    end_undone();
   }
 
   /// Drops the client's requests; when this returns, its listener is not called for them any more.
@@ -209,7 +228,10 @@ class ServerStreams {
     layers_.try_to_keep(l);
     answer(l);
   }
-  void answer(std::size_t l) { clients_.answer(l, layers_[l]); }
+  void answer(std::size_t l) {
+    if (layers_[l].workers().undone()) undone_.store(true);
+    clients_.answer(l, layers_[l]);
+  }
 
   ServerOptions options_;
   Clients clients_;
@@ -217,6 +239,7 @@ class ServerStreams {
   std::mutex joining_;
   std::unique_ptr<LateAnswers> late_;   // null: the model has no late layers
   std::atomic<bool> returning_{false};  // whether a worker waits to come back
+  std::atomic<bool> undone_{false};     // whether a step was undone and nobody told
   ServerLayers layers_;
 };
 
@@ -428,7 +451,7 @@ class ServerInProcess : private ServerStreams {
       raise(Errc::bad_data, "worker ", worker, " takes weights with ", counted(rounds, "round"),
             ", which the server does not keep; let it take what it has asked for, in order");
     std::byte const* const from = layer.weights(worker, pushes, late) + part.first;
-    if (!contains.empty()) layer.contained(worker, pushes, contains);
+    if (!contains.empty()) layer.workers().contained(worker, pushes, layers_.adds(), contains);
     if (exact) lock.unlock();  // snapshots are constant
     std::size_t const last = std::min(part.last, layer.bytes());
     if (last != 0) std::memcpy(values + part.first, from, last - part.first);
@@ -468,24 +491,6 @@ class ServerInProcess : private ServerStreams {
     return read(layers_[l].history());
   }
 };
-
-/// See ParameterServer::log and missed.
-[[nodiscard]] inline std::vector<ServerEvent> log_of(ServerInProcess& server, std::size_t l) {
-  if (!server.layers().logs())
-    raise(Errc::bad_configuration,
-          "this server remembers nothing; make it with ServerOptions{.log = true}");
-  return server.look_at(l, [](auto const& history) {
-    return std::vector<ServerEvent>(history.log().begin(), history.log().end());
-  });
-}
-[[nodiscard]] inline std::vector<std::uint64_t> missed_of(ServerInProcess& server, int worker,
-                                                          std::size_t l) {
-  server.require_worker(worker);
-  return server.look_at(l, [worker](auto const& history) {
-    auto const& missed = history.missed(worker);
-    return std::vector<std::uint64_t>(missed.begin(), missed.end());
-  });
-}
 
 }  // namespace detail
 }  // namespace stagger::collective

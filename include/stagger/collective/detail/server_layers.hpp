@@ -56,13 +56,25 @@ inline void push_to(ParameterStore& layer, int worker, std::size_t l, std::byte 
          static_cast<std::uint32_t>(layer.workers()[worker].waiting.size());
 }
 
+/// What the layers of a shard share.
+struct Shard {
+  std::mutex lock;
+  stagger::detail::StepBackup backup;
+};
+
+[[nodiscard]] [[gnu::cold]] inline std::unique_ptr<ParameterStore> make_store(
+    LayerParameters const& like, stagger::detail::StoreRules const& rules,
+    stagger::detail::StepBackup& backup) {
+  return std::make_unique<ParameterStore>(like, rules, rules.weights.size(), &backup);
+}
+
 /// Layers are distributed over shards. Each shard has a lock, which the caller must hold while it
 /// uses a layer. If a folder is given, layers continue from the state in it.
 class StoredLayers {
  public:
   /// Number of layers; 0 until a worker has joined.
   [[nodiscard]] std::size_t size() const noexcept { return layers_.size(); }
-  [[nodiscard]] std::mutex& mutex(std::size_t l) { return shards_[l % shards_.size()]; }
+  [[nodiscard]] std::mutex& mutex(std::size_t l) { return shards_[l % shards_.size()].lock; }
   [[nodiscard]] ParameterStore& operator[](std::size_t l) { return *layers_[l]; }
 
   /// Whether a worker has left, or has failed where the others go on without it.
@@ -149,11 +161,11 @@ class StoredLayers {
   }
   [[nodiscard]] FixedArray<std::unique_lock<std::mutex>> lock_all() {
     FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
-    for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s]);
+    for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s].lock);
     return locks;
   }
   [[nodiscard]] int workers() const noexcept { return static_cast<int>(record_.weights.size()); }
-  FixedArray<std::mutex> shards_;
+  FixedArray<Shard> shards_;
   WorkerRules rules_;
   stagger::detail::StoreRules store_rules_;
   FixedArray<std::unique_ptr<ParameterStore>> layers_;
@@ -187,7 +199,7 @@ class StoredLayers {
     FixedArray<std::unique_ptr<ParameterStore>> stores(record_.layers);
     for (std::size_t l = 0; l < stores.size(); ++l)
       stores[l] = folder_->read(l, record_.run, [&](LayerParameters const& like) {
-        return std::make_unique<ParameterStore>(like, store_rules_, store_rules_.weights.size());
+        return make_store(like, store_rules_, shards_[l % shards_.size()].backup);
       });
     layers_ = std::move(stores);
     restored_ = true;
@@ -211,8 +223,7 @@ class ServerLayers : public StoredLayers {
     store_rules_.added = added;
     FixedArray<std::unique_ptr<ParameterStore>> stores(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l)
-      stores[l] =
-          std::make_unique<ParameterStore>(layers[l], store_rules_, store_rules_.weights.size());
+      stores[l] = make_store(layers[l], store_rules_, shards_[l % shards_.size()].backup);
     if (folder_ != nullptr) {
       record_.rules = WrittenRules::of(rules);
       record_.states = rules.optimizer.states;
@@ -317,7 +328,7 @@ class ServerLayers : public StoredLayers {
   void fail(std::size_t l, int worker) noexcept {
     record_.goes_on ? layers_[l]->leave(worker) : layers_[l]->give_up();
     for (int n = 0; n < workers(); ++n)
-      if (!record_.goes_on || n == worker) layers_[l]->count_failures(n, record_.failures[n]);
+      if (!record_.goes_on || n == worker) layers_[l]->workers()[n].failures = record_.failures[n];
     try_to_keep(l);
   }
 

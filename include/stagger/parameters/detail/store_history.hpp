@@ -42,11 +42,18 @@ class StoreHistory {
   /// @param before  all pushes that were added before this push's round
   void add(int worker, std::uint32_t before) {
     Worker& own = workers_[worker];
-    std::size_t const others = before - own.added;
-    ++own.missed[std::min(others - std::min<std::size_t>(others, own.seen), most_missed)];
+    ++own.missed[missed_by(own, before)];
     ++own.added;
     if (logs_) log_.push_back({StoreEvent::Kind::added, worker, total_});
     ++total_;
+  }
+  /// Forgets the push that was added last. @param before  as it was added with
+  [[gnu::cold]] void undo(int worker, std::uint32_t before) {
+    Worker& own = workers_[worker];
+    --own.added;
+    --total_;
+    --own.missed[missed_by(own, before)];
+    if (logs_) log_.pop_back();
   }
   /// @param pushes  pushes of all workers that the weights contain
   /// @param own     likewise of this worker
@@ -79,6 +86,11 @@ class StoreHistory {
     std::uint32_t seen = 0;  // pushes of others in the weights that it took last
     std::array<std::uint64_t, most_missed + 1> missed{};
   };
+  [[nodiscard]] static std::size_t missed_by(Worker const& own, std::uint32_t before) noexcept {
+    std::size_t const others = before - own.added;
+    return std::min(others - std::min<std::size_t>(others, own.seen), most_missed);
+  }
+
   FixedArray<Worker> workers_;
   List<StoreEvent> log_;
   std::uint32_t total_ = 0;

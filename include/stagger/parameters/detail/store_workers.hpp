@@ -62,6 +62,8 @@ struct StoreWorker {
   int process = 0;                      ///< its process that runs the layer in that stream
   std::uint32_t failures = 0;           ///< streams that ended by a failure, its own or another's
   std::size_t most_ahead = 1;           ///< pushes that may wait for those of others
+  bool adding = false;                  ///< the step that is being taken has a push of it
+  bool undone = false;                  ///< a step with a push of it was undone
   bool ended = false;                   ///< whether that stream has ended
   bool gone = false;                    ///< it has left or failed: nobody waits for it
   List<ParameterBlock> waiting{};       ///< pushes that are not added yet, the oldest first
@@ -254,6 +256,30 @@ class StoreWorkers {
     for (StoreWorker& each : workers_)
       if (each.ended && each.begun.size() != 0) blocks.give_back(std::move(each.begun));
   }
+  /// A step with the pushes of a round has been taken, or undone.
+  template <class History> void conclude(StoreRound const& round, bool taken, History& history) {
+    for (auto n = static_cast<int>(size()); n-- > 0;) {
+      if (!std::exchange(workers_[n].adding, false) || taken) continue;
+      workers_[n].undone = true;
+      history.undo(n, round.before);
+    }
+    undone_ = undone_ || !taken;
+  }
+  /// Likewise a step with the urgent parts of pushes was undone.
+  [[gnu::cold]] void undo_begun() noexcept {
+    for (StoreWorker& each : workers_) each.undone = each.undone || each.begun.size() != 0;
+    undone_ = true;
+  }
+  /// Whether a step was undone that had written a number that is not finite. Nobody is answered until
+  /// all whose pushes were in it have been told. It counts as a step that changed nothing.
+  [[nodiscard]] bool undone() const noexcept { return undone_; }
+  /// One of those, each once; -1: none is left, and others are answered again.
+  [[nodiscard]] int take_undone() noexcept {
+    for (std::size_t n = 0; n < size(); ++n)
+      if (std::exchange(workers_[n].undone, false)) return static_cast<int>(n);
+    undone_ = false;
+    return -1;
+  }
   void begin_turns() noexcept { turn_ = 0; }
   /// Whether it is the worker's turn to push.
   [[nodiscard]] bool has_turn(int worker) const noexcept {
@@ -310,6 +336,7 @@ class StoreWorkers {
   FixedArray<StoreWorker> workers_;
   std::size_t turn_ = 0;
   bool takes_over_;
+  bool undone_ = false;
 };
 
 }  // namespace stagger::detail
