@@ -174,10 +174,13 @@ class Enqueuer {
       return announce(rank, r, in);
     carry_out(rank, r, in);
   }
-  void carry_out(stagger::detail::RankState& rank, std::size_t r, Instruction const& in) {
+  void carry_out(stagger::detail::RankState& rank, std::size_t r, Instruction const& in) try {
     if (!timed_ || !Timeline::shows(in)) return stagger::detail::carry_out(machine_, rank, in);
     (*gpus_)[streams_.gpu_of(r)].timeline.action(
         r, in, streams_.compute(r), [&] { stagger::detail::carry_out(machine_, rank, in); });
+  } catch (...) {
+    stagger::detail::note_thrown(rank, &in);
+    throw;
   }
   [[gnu::cold]] void announce(stagger::detail::RankState& rank, std::size_t r,
                               Instruction const& in) {

@@ -167,12 +167,33 @@ template <class B> struct NotAnInterpreter {
                 "if an instruction is done once execute returns");
 };
 
+/// Notes the exception that is being handled, if a layer or the loss threw it in an instruction of
+/// the rank; null: in the one that comes next. Called where `carry_out` and `advance` throw.
+[[gnu::cold]] [[gnu::noinline]] inline void note_thrown(RankState& rank,
+                                                        Instruction const* in = nullptr) noexcept {
+  if (in == nullptr) in = rank.next.load(std::memory_order_relaxed);
+  if (in == rank.end || !computes(in->op)) return;
+  rank.thrown = std::current_exception();
+  rank.thrown_in = in;
+}
+
+/// `advance`, which notes what it throws.
+template <Interpreter B> Progress advance_noted(B& backend, RankState& rank) {
+  try {
+    return advance(backend, rank);
+  } catch (...) {
+    note_thrown(rank);
+    throw;
+  }
+}
+
 /// `advance`, which passes exceptions of stages to the back end.
 template <class B> Progress go_on(B& backend, RankState& rank) noexcept {
   if constexpr (Interpreter<B>) {
     try {
       return advance(backend, rank);
     } catch (...) {
+      note_thrown(rank);
       backend.fail(std::current_exception());
     }
   } else {
@@ -196,14 +217,11 @@ template <class B> Progress go_on(B& backend, RankState& rank) noexcept {
 [[gnu::always_inline]] inline void carry_out(Machine& machine, RankState& rank,
                                              Instruction const& in, Clock clock = {}) {
   if (!computes(in.op)) [[unlikely]]
-    return machine.execute_end(rank, in, clock);
-  try {
-    rank.watched ? run_watched(machine, rank, in, clock) : run_compute(rank, in);
-  } catch (...) {
-    rank.thrown = std::current_exception();
-    rank.thrown_in = &in;
-    throw;
-  }
+    machine.execute_end(rank, in, clock);
+  else if (rank.watched)
+    run_watched(machine, rank, in, clock);
+  else
+    run_compute(rank, in);
 }
 
 /// What each rank that has not finished waits for.

@@ -208,7 +208,7 @@ class StepRun {
   bool go_on(LocalRank& entry) {
     if (entry.state == State::done) return false;
     if (entry.state == State::blocked && !ready(entry.rank->blocked_on)) return false;
-    auto const progress = stagger::detail::advance(*this, *entry.rank);
+    auto const progress = stagger::detail::advance_noted(*this, *entry.rank);
     watch_.moved();
     entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
     if (entry.state != State::done || --open_ != 0 || stopping()) return true;
