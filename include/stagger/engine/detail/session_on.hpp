@@ -222,8 +222,7 @@ template <class Device> class SessionOn final : public MachineSession {
   static constexpr DeviceTraits traits = Device::traits;
 
  public:
-  /// @param places  for ranks
-  /// @param spare   further places, for adding up gradients
+  /// @param places, spare  for ranks; further ones, for adding up gradients
   [[gnu::cold]] SessionOn(Device const& device, List<Layer> layers, Setup const& setup,
                           int positions, std::vector<int> place, int places, int spare)
       : MachineSession(std::move(layers), setup, traits, memory_of(device), positions,
@@ -409,8 +408,7 @@ template <class Device> class SessionOn final : public MachineSession {
   }
 
   /// Calls `begin`, which all processes call together; if it throws, the other processes are told.
-  /// @param number    number of the request, the same in all processes
-  /// @param prepares  whether it only prepares, and no step follows
+  /// @param number, prepares  of the request, alike in all processes; whether no step follows
   template <class Begin>
   void together([[maybe_unused]] std::uint32_t number, Begin begin, bool prepares = false) {
     if constexpr (tells_others) {
