@@ -107,6 +107,7 @@ template <class B> class Ahead {
 /// In place of `Ahead` on a back end that does not run ahead.
 struct NotAhead {
   template <class B> explicit NotAhead(B const&) {}
+  void untold(std::exception_ptr) noexcept {}
 };
 
 }  // namespace stagger::detail

@@ -320,9 +320,7 @@ template <class Device> class SessionOn final : public MachineSession {
   void poll() override {
     if constexpr (runs_ahead) ahead_.poll(backend_);
   }
-  void untold([[maybe_unused]] std::exception_ptr failure) noexcept override {
-    if constexpr (runs_ahead) ahead_.untold(std::move(failure));
-  }
+  void untold(std::exception_ptr why) noexcept override { ahead_.untold(std::move(why)); }
 
   void drive() override {
     try {
