@@ -42,8 +42,7 @@ Batch batch_of(int worker, int step) {  // the model is to learn y = 6 x
 int main() {
   sg::mpi::Session const session(sg::mpi::Threads::multiple);
   int process = 0, processes = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &process);
-  MPI_Comm_size(MPI_COMM_WORLD, &processes);
+  int const process = session.process(), processes = session.processes();
   sg::optimizer::Sgd const sgd{.rate = 0.05};
   sg::mpi::ParameterServer const server({.workers = processes}, sgd);
   {

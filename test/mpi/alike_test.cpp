@@ -125,6 +125,20 @@ Fault const faults[] = {
        sg::run(train.step(batch(number)));
      },
      [](Train& train) { train.optimizer().rate /= 2; }},
+    {"are given different inputs for a training step of 4", nullptr, false,
+     [](Train& train, int number) {
+       auto other = batch(number);
+       other.inputs[3][1] += 1;
+       sg::run(train.step(other));
+     }},
+    {"are given different targets for", nullptr, false,
+     [](Train& train, int number) {
+       auto other = batch(number);
+       std::swap(other.targets[1], other.targets[2]);
+       sg::run(train.step(other));
+     }},
+    {"are given different inputs and targets for", nullptr, false,
+     [](Train& train, int number) { sg::run(train.step(batch(number + 1))); }},
     {"microbatches, process", "the number of microbatches", false,
      [](Train& train, int number) { sg::run(train.step(batch(number, 2))); }},
     {"microbatches, process", "what the step does", false,
@@ -191,7 +205,8 @@ TEST_CASE("mpi/Processes: a step that one process cannot begin alike was never a
       std::string const name = std::to_string(odd);
       if (process() != odd || !fault.alone)
         REQUIRE((has(got, "process " + name) || has(got, "processes " + name + " and") ||
-                 has(got, "and " + name + " take") || has(got, "rank " + name)));
+                 has(got, "and " + name + " take") || has(got, "and " + name + " are") ||
+                 has(got, "rank " + name)));
       REQUIRE(train.steps() == at);
       for (int more = 0; more < 10; ++more, ++number) {
         sg::run(train.step(batch(number)));

@@ -22,6 +22,7 @@ namespace stagger::collective {
 struct Fact {
   std::string name{};
   std::string value{};  ///< text for error messages, or a digest
+  char const* remedy = "start all ranks with one program, one model and the same options";
 };
 
 /// FNV-1a with 64 bits: the same on every machine. It detects accidental differences, not attacks.
@@ -85,7 +86,8 @@ inline void copy_text(char* to, std::size_t size, std::string const& from) {
 
 /// @param others  ranks that differ from rank 0 in the fact
 [[noreturn]] inline void refuse(std::span<ShownFact const> shown,
-                                std::span<std::size_t const> others, std::size_t fact) {
+                                std::span<std::size_t const> others, std::size_t fact,
+                                char const* remedy) {
   std::size_t const other = others.front();
   std::string ranks = std::to_string(other);
   for (std::size_t const r : others.subspan(1)) ranks += text(", ", r);
@@ -99,8 +101,7 @@ inline void copy_text(char* to, std::size_t size, std::string const& from) {
           " on rank 0, but ", name_of(b), " on rank ", other, "; start all ranks from one program");
   }
   raise(Errc::mismatch, "ranks disagree on ", a.name, ": rank 0 has '", a.value, "', rank ", other,
-        " has '", b.value, "' (unlike rank 0: ", ranks,
-        "); start all ranks with one program, one model and the same options");
+        " has '", b.value, "' (unlike rank 0: ", ranks, "); ", remedy);
 }
 
 }  // namespace detail
@@ -141,7 +142,7 @@ void agree(int rank, int ranks, std::span<Fact const> facts, Gather gather) {
     detail::copy_text(shown[me].value, detail::shown_value, facts[fact].value);
   }
   gather(std::as_writable_bytes(std::span(shown)));
-  detail::refuse(shown, others, fact);
+  detail::refuse(shown, others, fact, fact < facts.size() ? facts[fact].remedy : Fact{}.remedy);
 }
 
 }  // namespace stagger::collective

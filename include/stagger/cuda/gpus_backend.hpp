@@ -294,6 +294,9 @@ class GpusBackend : detail::Enqueuer {
     warm_ = false;
     load_iterations(slots());
   }
+  void complete(stagger::detail::StepArguments const& step, double*) {
+    if (!warm_) detail::compare_batches(gpus_->processes(), machine_, options_, step);
+  }
 
   /// Carries out the step that the machine has begun. Returns when every stream is done, or when
   /// the devices have not moved for the deadline.
@@ -400,7 +403,6 @@ class GpusBackend : detail::Enqueuer {
   /// Does not resume what `start` was given. Returns when the step is done.
   void withdraw() noexcept { caller_.withdraw(*this); }
 
-  /// Ends the step with an error; nothing further is enqueued. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { machine_.fail(std::move(failure)); }
 
   /// Sends the values and the optimizer state of every layer from the process that updates it. All

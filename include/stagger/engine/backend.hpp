@@ -44,8 +44,10 @@ concept RunsAhead = requires(B& backend, B const& seen, std::size_t slot, double
 /// DeviceTraits::starts_together: a back end of several processes, which begin each numbered
 /// request together.
 template <class B>
-concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr why) {
+concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr why,
+                                  StepArguments& arguments, double* terms) {
   backend.open(std::uint32_t{}, true);         // first of all in a request; true: no step follows
+  backend.complete(arguments, terms);          // adds what only the others know, or throws
   { backend.give_up(why) } noexcept;           // this process cannot go on; the others are told
   { seen.must_load() } -> std::same_as<bool>;  // whether the others may have loaded another program
 };

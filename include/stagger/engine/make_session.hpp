@@ -55,6 +55,11 @@ namespace stagger::detail {
     refuse("the staleness model says at the end of a step which layers are late");
   if (setup.options.clip_norm) refuse("clip_norm needs the gradients of all layers");
   if (setup.groups.ops != nullptr) refuse("partition::LayerSplit has ranks share layers");
+  bool all_replicated = !setup.options.replicas.empty();
+  for (int const count : setup.options.replicas.counts())
+    all_replicated = all_replicated && count > 1;
+  if (all_replicated)
+    refuse("every stage has several replicas, which push their sum at the end of a step");
 }
 
 template <class Device>

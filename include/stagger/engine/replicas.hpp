@@ -153,7 +153,7 @@ struct Replication : ReplicaChecks {
     SlotType const& input = *machine.model.layers[0].ops().input;
     auto const microbatches = static_cast<std::size_t>(machine.run.program->microbatches);
     for (std::size_t m = 0; m < microbatches; ++m) {
-      std::size_t const count = input.rows(asked.inputs[m]);
+      std::size_t const count = rows_of_microbatch(asked, input, m);
       for (Part const& part : parts)
         if (rows_of(count, {part.before, part.own, part.total}).count() == 0)
           raise(Errc::bad_configuration, "microbatch ", m, " has ", counted(count, "row"),
@@ -255,17 +255,16 @@ struct Replication : ReplicaChecks {
     StageRun const& stage = machine.run.cells[in.cell];
     if (in.op == Op::gather_target) {
       if (machine.run.arguments.targets.first == nullptr) return;
-      SlotType const& input = *machine.model.layers[0].ops().input;
       return take(*machine.run.arguments.loss_ops.target, own.target[0],
                   machine.run.arguments.targets[m], rows,
-                  input.rows(machine.run.arguments.inputs[m]));
+                  given_rows(machine, m, machine.run.arguments.target_rows));
     }
     bool const forward = in.op == Op::gather_input;
     SlotType const& type = stage.taken(forward);
     void* const to = forward ? stage.x[in.x] : stage.back->dy[in.dy];
     if (forward && machine.run.program->cells[in.cell].depth == 0)
       return take(type, to, machine.run.arguments.inputs[m], rows,
-                  type.rows(machine.run.arguments.inputs[m]));
+                  given_rows(machine, m, machine.run.arguments.input_rows));
     std::size_t multiple = 0;  // rows of the value for each row of the microbatch
     TakenBlocks blocks;
     for (RowSource const& source : run.sources(forward)) {
@@ -291,10 +290,20 @@ struct Replication : ReplicaChecks {
     blocks.take(to);
   }
 
-  /// Takes a replica's rows of the caller's batch.
+  static std::size_t rows_of_microbatch(StepArguments const& asked, SlotType const& input,
+                                        std::size_t m) {
+    return asked.rows != nullptr ? asked.rows[m] : input.rows(asked.inputs[m]);
+  }
+  /// The rows of a microbatch that the caller has given. @param share  if not all
+  static RowRange given_rows(Machine const& machine, std::size_t m, RowShare const& share) {
+    SlotType const& input = *machine.model.layers[0].ops().input;
+    std::size_t const count = rows_of_microbatch(machine.run.arguments, input, m);
+    return rows_of(count, share);
+  }
+  /// Takes a replica's rows of the caller's batch, which has the rows `given`.
   static void take(SlotType const& type, void* to, void const* from, RowRange rows,
-                   std::size_t count) {
-    take_rows(type, to, from, {0, count}, rows, required_rows_for_each(type, from, count));
+                   RowRange given) {
+    take_rows(type, to, from, given, rows, required_rows_for_each(type, from, given.count()));
   }
 
   static std::size_t required_rows_for_each(SlotType const& type, void const* value,

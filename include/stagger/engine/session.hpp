@@ -39,6 +39,13 @@ enum class Visited : std::uint8_t {
   not_spread  ///< not visited: this process has all of them
 };
 
+/// How many microbatches a caller gives.
+struct BatchCounts {
+  std::size_t inputs = 0;
+  std::size_t beside = 0;  // targets or outputs, one for each input
+  std::size_t said = 0;    // Batch::microbatches; 0: not said
+};
+
 /// A machine on a back end: one step at a time. What reads or changes it between steps holds it
 /// meanwhile, so that a thread that comes at the same moment is refused.
 class Session : public StepOwner {
@@ -87,9 +94,9 @@ class Session : public StepOwner {
 
   /// Finds the program of a requested step. If other processes take part, they are told of an
   /// error.
-  /// @param beside  number of targets or outputs, one for each input
-  /// @param name    what these are, for errors
-  virtual void choose(Request& request, std::size_t inputs, std::size_t beside, char const* name,
+  /// @param counts  what the caller gives
+  /// @param name    of what is given beside the inputs, for errors
+  virtual void choose(Request& request, BatchCounts const& counts, char const* name,
                       bool training) = 0;
 
  protected:

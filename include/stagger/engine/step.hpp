@@ -26,9 +26,13 @@ struct Metrics {
 };
 
 /// The microbatches of one minibatch. Sizes may differ from one microbatch to the next.
+///
+/// Over several processes (mpi::Processes) a process may leave out what its ranks do not read:
+/// inputs are read by the first stage, targets by the last one.
 template <class InputType, class TargetType> struct Batch {
   std::vector<InputType> inputs;    ///< [microbatches]
   std::vector<TargetType> targets;  ///< [microbatches]
+  std::size_t microbatches = 0;     ///< their number, where inputs and targets are both left out
 };
 
 class Ticket;

@@ -18,6 +18,7 @@
 #include <stagger/engine/session.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/mpi/detail/agreement.hpp>
+#include <stagger/mpi/detail/batch_parts.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/gradient_sums.hpp>
@@ -45,7 +46,8 @@ class ProcessesBackend {
         world_(detail::callable(device.processes, device.places(), places), join_deadline_s_),
         channels_(detail::duplicate(device.processes, join_deadline_s_)),
         sent_(machine, channels_),
-        steps_(codec_, channels_, sums_, sent_) {
+        parts_(machine, {device.contents, device.check_batches, device.own_rows}),
+        steps_(codec_, channels_, sums_, sent_, parts_) {
     machine.outside({this,
                      [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
                        static_cast<ProcessesBackend*>(self)->steps_.outside().give(signal, count);
@@ -53,7 +55,9 @@ class ProcessesBackend {
                      [](void* self, std::exception_ptr why) noexcept {
                        static_cast<ProcessesBackend*>(self)->fail(std::move(why));
                      }});
-    detail::agree(world_, detail::facts_of(codec_), join_deadline_s_);
+    auto facts = detail::facts_of(codec_);
+    facts.push_back({"Processes::own_rows", device.own_rows ? "true" : "false"});
+    detail::agree(world_, facts, join_deadline_s_);
     if (channels_.size() == 1) return;
     machine_.run.grouping_peers = grouping_.peers();
   }
@@ -87,6 +91,7 @@ class ProcessesBackend {
     codec_.edges.require_portable(process_of.data());
     if (program.training && channels_.size() > 1)
       stagger::detail::require_numbers(machine_.optimizer_digest());
+    parts_.load(wanted_);
     owners_.allocate(codec_, wanted_);
     steps_.round().agree_on_load(world_, wanted_, prepares_, join_deadline_s);
     std::swap(placement_, wanted_);
@@ -95,6 +100,13 @@ class ProcessesBackend {
     steps_.load(placement_);
     machine_.runs(placement_.runs_here());
     must_load_ = false;
+  }
+
+  /// Checks that this process is given what its ranks read, and adds what only the others know.
+  /// @param terms  [microbatches] of the targets that are given
+  void complete(stagger::detail::StepArguments& step, double* terms) {
+    parts_.require(step);
+    if (channels_.size() > 1 && parts_.shares_rows()) steps_.round().exchange_parts(step, terms);
   }
 
   /// Runs the ranks of this process in the step that the machine has begun. Returns when all ranks
@@ -127,6 +139,7 @@ class ProcessesBackend {
   detail::Channels channels_;  // for steps
   detail::LibrarySums sums_{};
   detail::SentCounts sent_;
+  detail::BatchParts parts_;
   detail::StepRun steps_;
   detail::Placement placement_{};
   detail::GroupingAgreement grouping_{world_, sums_, machine_, placement_};
@@ -139,9 +152,9 @@ class ProcessesBackend {
 /// Device policy: the ranks are distributed over the processes that mpirun or Slurm has started.
 /// Each process runs its ranks on the thread that takes the step.
 ///
-/// Every process makes the same pipeline and takes the same steps with the same batches. A step
-/// that one process cannot begin, or that processes begin differently, fails in all of them; all
-/// can then take the next one. A process keeps the parameters of its own stages up to date; see
+/// Every process makes the same pipeline and takes the same steps with the same batches, of which it
+/// may leave out what its ranks do not read: see Batch. A step that one process cannot begin, or
+/// that processes begin differently, fails in all of them; all can then take the next one. A process keeps the parameters of its own stages up to date; see
 /// Trainer::gather_parameters. Values that go from stage to stage must be Portable. MPI must
 /// be running while the pipeline lives: see Session.
 ///
@@ -166,6 +179,13 @@ struct Processes {
 
   MPI_Comm processes = MPI_COMM_WORLD;  ///< duplicated; never used for messages itself
   double join_deadline_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
+  /// Whether steps, evaluations and predictions fail if processes are given different batches. What
+  /// is compared are digests of numbers, tensors, vectors and types with `fields()`; of other types
+  /// the sizes.
+  bool check_batches = true;
+  /// Whether a process is given only the rows that its own replicas work on (Options::replicas):
+  /// in the order of replicas, they are a microbatch. Costs a message to each process per step.
+  bool own_rows = false;
 
   /// How many places a placement policy may spread the ranks over: the processes. By default
   /// process p of P runs the ranks from p N / P on.
@@ -182,8 +202,13 @@ struct Processes {
     ports = detail::PortTypes<Layers>::table;
     port_count = detail::PortTypes<Layers>::count;
   }
+  /// Likewise the types of a batch.
+  template <class Input, class Target> void use_batches() noexcept {
+    contents = stagger::detail::batch_contents<Input, Target>;
+  }
   detail::PortType const* ports = nullptr;
   std::size_t port_count = 0;
+  stagger::detail::BatchContents contents{};
 };
 
 }  // namespace stagger::mpi

@@ -73,6 +73,11 @@ inline void require_callable() {
 
 /// Keeps MPI running for as long as this object exists.
 ///
+/// @code
+///     sg::mpi::Session const session;                                     // in main
+///     if (session.process() == 0) std::printf("loss %g\n", metrics.loss);  // one process prints
+/// @endcode
+///
 /// If the program has initialised MPI already, nothing is initialised or finalised here; only the
 /// thread level is checked. Keep one Session, in main.
 ///
@@ -109,6 +114,20 @@ class Session {
   }
   Session(Session const&) = delete;
   Session& operator=(Session const&) = delete;
+
+  /// The number of this process in MPI_COMM_WORLD, from 0.
+  [[nodiscard]] int process() const noexcept {
+    int number = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &number);
+    return number;
+  }
+  /// How many processes there are in MPI_COMM_WORLD.
+  [[nodiscard]] int processes() const noexcept {
+    int count = 1;
+    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    return count;
+  }
+
   ~Session() {
     if (!owner_ || !running()) return;
     if (all_came()) MPI_Finalize();

@@ -48,7 +48,12 @@ struct Gpus {
   Rendezvous rendezvous{};      ///< how the processes find each other
   Invitation const* invitation = nullptr;  ///< replaces `rendezvous`: invite(rank, broadcast)
   bool shapes_change = false;  ///< from step to step, of values that go to another process
+  /// Whether the first step with each number of microbatches fails if processes are given different
+  /// batches. What is compared are digests of numbers, vectors and host tensors, and of types with
+  /// `fields()`; of other types, and of tensors on a GPU, the sizes.
+  bool check_batches = true;
   cuda::detail::Wires wires{};
+  stagger::detail::BatchContents contents{};
 
   /// How many places a placement policy may spread the ranks over: the processes. By default
   /// process p of P runs the ranks from p N / P on.
@@ -60,9 +65,20 @@ struct Gpus {
              shapes_change};
   }
 
+  /// Likewise the types of a batch.
+  template <class Input, class Target> void use_batches() noexcept {
+    contents = stagger::detail::batch_contents<Input, Target>;
+  }
+
   /// For the back end.
   [[nodiscard]] cuda::detail::GpusOptions options() const noexcept {
-    return {kernels, capture, ranges, counts, ahead, wires};
+    return {kernels,
+            capture,
+            ranges,
+            counts,
+            ahead,
+            wires,
+            check_batches ? contents : stagger::detail::BatchContents{}};
   }
   /// @param count  processes that have ranks
   /// @throws Error deadline for processes that do not arrive, and other errors of the rendezvous

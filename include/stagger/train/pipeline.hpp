@@ -42,9 +42,11 @@ template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = tr
     raise(Errc::bad_configuration, "a pipeline of 0 stages cannot be run; give at least 1 layer");
 }
 
-/// The device, told the types of the layers if it asks for them. `make_session` refuses one that
-/// asks and cannot be told.
-template <class Layers, class Device> [[nodiscard]] Device with_layer_types(Device device) {
+/// The device, told the types of the layers if it asks for them, and those of batches if it compares
+/// these. `make_session` refuses one that asks for layers and cannot be told.
+template <class Layers, class Target, class Device> [[nodiscard]] Device with_types(Device device) {
+  if constexpr (requires { device.template use_batches<typename Ends<Layers>::Input, Target>(); })
+    device.template use_batches<typename Ends<Layers>::Input, Target>();
   if constexpr (Device::traits.takes_layer_types &&
                 requires { device.template use_layers<Layers>(); })
     device.template use_layers<Layers>();
@@ -169,9 +171,9 @@ template <class... Stage> class Pipeline {
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;
       setup.kept = kept;
-      auto session = make_session(
-          with_layer_types<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
-          std::move(layers), setup);
+      auto session = make_session(with_types<Types, typename Loss::Target>(
+                                      Pick<DeviceTag, host::Threads, P...>::from(policy...)),
+                                  std::move(layers), setup);
       return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
                      Staleness::synchronous,
                      std::conditional_t<Device::traits.captures, Device, void>>(

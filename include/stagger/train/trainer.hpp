@@ -54,6 +54,7 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 }
 
 template <class T> Places places_of(std::span<T const> objects) {
+  if (objects.empty()) return {};
   // Inputs and targets are only read, but the slot table has only pointers to non-const.
   return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
 }
@@ -171,7 +172,7 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
     detail::Request request;
     request.arguments.inputs = detail::places_of(inputs);
     request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
-    session_->choose(request, inputs.size(), outputs.size(), "outputs", false);
+    session_->choose(request, {inputs.size(), outputs.size()}, "outputs", false);
     return {session_, request, std::move(stop)};
   }
 
@@ -318,7 +319,8 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
     request.arguments.targets = detail::places_of(std::span<Target const>(batch.targets));
     request.arguments.loss = loss_;
     request.arguments.loss_ops = detail::make_loss_ops<Loss, Output>();
-    session_->choose(request, batch.inputs.size(), batch.targets.size(), "targets", training);
+    session_->choose(request, {batch.inputs.size(), batch.targets.size(), batch.microbatches},
+                     "targets", training);
     return {session_, request, std::move(stop)};
   }
 

@@ -351,6 +351,10 @@ TEST_CASE("collective/GroupedPushes: what cannot be pushed in groups is refused 
   CHECK_THAT(refused(sg::staleness::Synchronous{}, sg::partition::LayerSplit{.group = 2},
                      sg::Options{.replicas = {2}}),
              Contains("partition::LayerSplit has ranks share layers" + end));
+  CHECK_THAT(
+      refused(sg::staleness::Synchronous{}, sg::Options{.replicas = {3}}),
+      Contains("every stage has several replicas, which push their sum at the end of a step" +
+               end));
   ParameterServer const server({.workers = 1});
   GroupedPushes counted{server.worker(0)};
   counted.measured_steps = -1;

@@ -96,6 +96,38 @@ TEST_CASE("nccl/Gpus: traffic() of each process is what its ranks send on the ho
   }
 }
 
+TEST_CASE("nccl/Gpus: processes that are given different batches find out in the first step",
+          "[nccl]") {
+  for (bool const targets : {false, true}) {
+    si::Session const session;
+    auto const run = [&](sg::nccl::Gpus const& of) {
+      return in_processes(three.gpus, of, [&](sg::nccl::Gpus gpus, int p) {
+        auto train = on_all(three, gpus);
+        auto const data = batch(0, three.microbatches, false);
+        auto const later = batch(1, three.microbatches, false);
+        auto other = data;
+        if (p == 1)
+          (targets ? other.targets : other.inputs)[1] = (targets ? later.targets : later.inputs)[1];
+        auto words = words_of([&] { static_cast<void>(sg::run(train.step(other))); });
+        static_cast<void>(sg::run(train.step(data)));  // as if the other had never been asked for
+        if (train.steps() != (words.empty() ? 2 : 1))
+          words += sg::text(" after step ", train.steps());
+        return words;
+      });
+    };
+    for (auto const& words : run(a_process())) {
+      INFO(words);
+      CHECK(words.find(targets ? "ranks disagree on the targets of the step: rank 0 has"
+                               : "ranks disagree on the inputs of the step: rank 0 has") == 0);
+      CHECK(words.find("nccl::Gpus::check_batches") != std::string::npos);
+      CHECK(words.find(" after step ") == std::string::npos);
+    }
+    auto unchecked = a_process();
+    unchecked.check_batches = false;
+    for (auto const& words : run(unchecked)) CHECK(words == "");
+  }
+}
+
 TEST_CASE("nccl/Gpus: a launcher may show each process a GPU of its own, as number 0", "[nccl]") {
   si::Session const session;
   si::Machine machine;

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
+#include <stagger/core/content_digest.hpp>
+#include <stagger/cuda/detail/processes.hpp>
 #include <stagger/cuda/graph.hpp>
 #include <stagger/cuda/kernels.hpp>
 #include <stagger/cuda/ranges.hpp>
@@ -28,6 +30,7 @@ struct GpusOptions {
   GraphCounts* counts = nullptr;
   int ahead = 2;
   Wires wires{};
+  stagger::detail::BatchContents contents{};  // null functions: batches are not compared
 };
 
 [[noreturn]] [[gnu::cold]] inline void refuse_lost() {
@@ -147,6 +150,30 @@ struct GpusOptions {
           {"the GPUs of the ranks", gpus},
           {"the groups of gradients", stagger::detail::describe_groups(program)},
           {"the program", text("of digest ", code.hex())}};
+}
+
+/// Compares the batches that processes are given, in the first step of a program: later ones do not
+/// wait for other processes.
+/// @throws Error  mismatch if they differ
+[[gnu::cold]] inline void compare_batches(Processes* processes,
+                                          stagger::detail::Machine const& machine,
+                                          GpusOptions const& device,
+                                          stagger::detail::StepArguments const& step) {
+  stagger::detail::BatchContents const& contents = device.contents;
+  if (processes == nullptr || contents.input == nullptr) return;
+  constexpr char const* remedy =
+      "give all processes the same batches, or turn this check off with nccl::Gpus::check_batches";
+  auto const digest = [&](auto add, stagger::detail::Places const& values) {
+    stagger::detail::Digest shown;
+    if (values.first != nullptr)
+      shown.numbers(stagger::detail::content_digest(
+          add, values.first, values.stride, static_cast<unsigned>(machine.program().microbatches)));
+    return text("of digest ", shown.hex());
+  };
+  collective::Fact const facts[] = {
+      {"the inputs of the step", digest(contents.input, step.inputs), remedy},
+      {"the targets of the step", digest(contents.target, step.targets), remedy}};
+  processes->agree(facts);
 }
 
 }  // namespace stagger::cuda::detail

@@ -17,7 +17,7 @@ struct StepFacts {
   double terms = 0;
   std::size_t microbatches = 0;
   std::size_t parts = 1;  // losses of each microbatch
-  bool compares = false;  // has targets, hence a loss
+  bool compares = false;  // has a loss
 };
 
 /// @param losses  [parts][microbatches]
@@ -47,27 +47,37 @@ class Losses {
     auto const microbatches = static_cast<std::size_t>(program.microbatches);
     losses_.resize(std::max(losses_.size(), slots * parts_ * microbatches));
     scales_.resize(std::max(scales_.size(), microbatches));
+    terms_.resize(scales_.size());
   }
 
-  /// Sets the step's pointers to losses and weights, and computes the weights: every term of a
-  /// minibatch counts the same, however unequal its microbatches are.
+  /// Sets the step's pointers to losses and weights, and counts the terms of the targets.
   void begin(StepArguments& arguments, Program const& program, std::size_t slot) {
-    facts_ = {0, static_cast<std::size_t>(program.microbatches), parts_,
-              arguments.targets.first != nullptr};
+    facts_ = {0, static_cast<std::size_t>(program.microbatches), parts_, arguments.loss != nullptr};
     losses_of_slot_ = losses_.data() + slot * facts_.microbatches * parts_;
     if (parts_ > 1) std::fill_n(losses_of_slot_, facts_.microbatches * parts_, 0.0);
     arguments.losses = facts_.compares ? losses_of_slot_ : nullptr;
+    if (!facts_.compares) return;
+    for (std::size_t m = 0; m < facts_.microbatches; ++m)
+      terms_[m] = arguments.targets.first == nullptr
+                      ? 0
+                      : arguments.loss_ops.terms(arguments.loss, arguments.targets[m]);
+    arguments.scales = scales_.data();
+    arguments.terms = &facts_.terms;
+  }
+  /// [microbatches] of the targets that were given, until `weigh`.
+  [[nodiscard]] double* terms() noexcept { return terms_.data(); }
+  /// Computes the weights: every term of a minibatch counts the same, however unequal its
+  /// microbatches are.
+  void weigh(Program const& program) {
     if (!facts_.compares) return;
     auto const minibatches = static_cast<std::size_t>(program.updates);
     for (std::size_t begin = 0, k = 0; k < minibatches; ++k) {
       std::size_t const end = begin + facts_.microbatches / minibatches;
       double terms = 0;
-      for (std::size_t m = begin; m < end; ++m)
-        terms += arguments.loss_ops.terms(arguments.loss, arguments.targets[m]);
+      for (std::size_t m = begin; m < end; ++m) terms += terms_[m];
       for (; begin < end; ++begin) scales_[begin] = terms > 0 ? 1 / terms : 0;
       facts_.terms += terms;
     }
-    arguments.scales = scales_.data();
   }
 
   /// Facts of the step that was begun last.
@@ -80,6 +90,7 @@ class Losses {
   double* losses_of_slot_ = nullptr;
   List<double> losses_;  // [slots][parts][microbatches]
   List<double> scales_;  // [microbatches] 1 / terms of the minibatch
+  List<double> terms_;   // [microbatches]
 };
 
 }  // namespace stagger::detail

@@ -35,14 +35,19 @@ struct LossOps {
 
 /// The arguments of one iteration, which must stay valid until it is done.
 struct StepArguments {
-  Places inputs;   // [microbatches]
-  Places targets;  // [microbatches]; none if only outputs are wanted
+  Places inputs;   // [microbatches]; none where no rank of this process reads them
+  Places targets;  // [microbatches]; likewise, and if only outputs are wanted
   Places outputs;  // [microbatches]; for the last stage's results, if the caller wants them
   void const* loss = nullptr;
   LossOps loss_ops;
   double const* scales = nullptr;  // [microbatches] 1 / terms of the whole minibatch
   double* losses = nullptr;        // [microbatches] sum over the terms of each; of further replicas
                                    // of the last stage after them, each with the rows of its own
+  double* terms = nullptr;         // of the whole minibatch
+  // If inputs and targets have only the rows that the ranks of this process read:
+  std::size_t const* rows = nullptr;  // [microbatches] of the whole microbatch; null: they have all
+  RowShare input_rows{};
+  RowShare target_rows{};
 };
 
 /// A step before it runs.

@@ -43,18 +43,14 @@ class MachineSession : public Session {
                           sums_while_running_ ? machine_.groups() : nullptr);
   }
 
-  [[gnu::cold]] void choose(Request& request, std::size_t inputs, std::size_t beside,
-                            char const* name, bool training) override {
+  [[gnu::cold]] void choose(Request& request, BatchCounts const& counts, char const* name,
+                            bool training) override {
     Hold const hold(*this);
     request.number = ++requests_;
     try {
-      if (inputs != 0 && inputs != beside)
-        raise(Errc::bad_configuration, inputs,
-              inputs == 1 ? " input needs as many " : " inputs need as many ", name, ", not ",
-              beside, "; give one for each");
       auto const& optimizer = machine_.model.optimizer;
       if (training && optimizer.check != nullptr) optimizer.check(optimizer.optimizer);
-      request.program = program(inputs, training);
+      request.program = program(microbatches_of(counts, name), training);
     } catch (...) {
       refused(std::current_exception());
       throw;
@@ -85,6 +81,7 @@ class MachineSession : public Session {
                   traits.holds_own_stages && setup.grouping.by == collective::By::library),
         losses_(most_replicas(setup.options.replicas)),
         sums_while_running_(traits.sums_while_running),
+        starts_together_(traits.starts_together),
         place_(std::move(place)),
         places_(places),
         spare_(spare) {
@@ -154,7 +151,25 @@ class MachineSession : public Session {
     return static_cast<std::size_t>(most);
   }
 
+  /// The number of microbatches. Where several processes take a step together, one of them may
+  /// leave out inputs or targets that it does not read.
+  [[gnu::cold]] [[nodiscard]] std::size_t microbatches_of(BatchCounts const& counts,
+                                                          char const* name) const {
+    auto const [inputs, beside, said] = counts;
+    std::size_t const given = inputs == 0 && starts_together_ ? beside : inputs;
+    bool const left_out = starts_together_ && (inputs == 0 || beside == 0);
+    if (inputs != 0 && inputs != beside && !left_out)
+      raise(Errc::bad_configuration, inputs,
+            inputs == 1 ? " input needs as many " : " inputs need as many ", name, ", not ", beside,
+            "; give one for each");
+    if (said != 0 && given != 0 && said != given)
+      raise(Errc::bad_configuration, "Batch::microbatches says ", said, ", but ", given,
+            " are given; leave it out, or set it to that");
+    return given == 0 && starts_together_ ? said : given;
+  }
+
   bool sums_while_running_;
+  bool starts_together_;
   std::vector<int> place_;  // [ranks, then their reducers]
   int places_;              // places for ranks
   int spare_;               // further places, for reducers
@@ -214,6 +229,17 @@ template <class M> std::vector<int> MachineFacts<M>::peak_in_flight(M& machine, 
 
 template <class M> std::string MachineFacts<M>::failed_at(M& machine) {
   return machine.run.failed_at;
+}
+
+/// Prepares the losses of a step. A back end of several processes compares what they are given, and
+/// adds what this one is not.
+template <class B>
+void begin_losses(Losses& losses, B& backend, StepArguments& arguments, Program const& program,
+                  std::size_t slot) {
+  losses.begin(arguments, program, slot);
+  if constexpr (requires { backend.complete(arguments, losses.terms()); })
+    backend.complete(arguments, losses.terms());
+  losses.weigh(program);
 }
 
 /// The part of a session that depends on the back end.
@@ -450,7 +476,7 @@ template <class Device> class SessionOn final : public MachineSession {
   [[gnu::cold]] void prepare(Request const& request, stagger::stop_token stop, std::size_t slot) {
     load(request.program);
     StepArguments arguments = request.arguments;
-    losses_.begin(arguments, *request.program, slot);
+    begin_losses(losses_, backend_, arguments, *request.program, slot);
     machine_.begin_step(arguments);
     if (stop.stop_possible()) stop_.emplace(std::move(stop), Cancel{this});
   }

@@ -10,6 +10,7 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/mpi/detail/batch_parts.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
@@ -150,6 +152,24 @@ inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer
               counted(program.microbatches, "microbatch"));
 }
 
+/// @throws Error mismatch if another process is given other inputs, or other targets, than this one
+inline void require_same_batch(Envelope const& theirs, Stamp const& own, BatchParts const& parts,
+                               int peer, int here, Program const& program) {
+  auto const differ = [](std::uint64_t a, std::uint64_t b) { return a != 0 && b != 0 && a != b; };
+  bool const inputs = parts.same_inputs(peer) && differ(theirs.inputs, own.inputs);
+  bool const targets = parts.same_targets(peer) && differ(theirs.targets, own.targets);
+  if (!inputs && !targets) return;
+  raise(Errc::mismatch, "processes ", std::min(peer, here), " and ", std::max(peer, here),
+        " are given different ",
+        !targets ? "inputs"
+        : inputs ? "inputs and targets"
+                 : "targets",
+        " for ", asked(program),
+        "; give all processes the same batch, or each only what its own ranks "
+        "read, as \"Coming from DDP\" in docs/scaling.md shows (mpi::Processes::check_batches "
+        "turns this check off)");
+}
+
 /// @throws Error  mismatch if only one of this process and another is to load a program
 [[noreturn]] inline void refuse_load(Envelope const& theirs, Stamp const& own, int peer, int here,
                                      Program const& program) {
@@ -162,17 +182,26 @@ inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer
 /// messages, and whether the others know why this process has stopped.
 class Round {
  public:
-  Round(stagger::detail::Machine const& machine, Channels& channels)
-      : machine_(machine), channels_(channels) {}
+  Round(stagger::detail::Machine const& machine, Channels& channels, BatchParts& parts)
+      : machine_(machine), channels_(channels), parts_(parts) {}
 
   /// @param number  of the round, counted by every process alike
   void open(std::uint32_t number) noexcept {
     stamp_.epoch = 2 * number;
     told_ = false;
+    told_parts_.assign(static_cast<unsigned>(channels_.size()), false);
   }
   /// The step runs.
   void begin_step() noexcept {
     stamp(stamp_.epoch | 1U, machine_.arguments().outputs.first != nullptr ? 2 : 1);
+    if (channels_.size() == 1) return;
+    std::tie(stamp_.inputs, stamp_.targets) = parts_.digests();
+  }
+  /// @throws Error mismatch if another process takes another step than this one, or with another
+  ///         batch
+  void require_same(Envelope const& theirs, int peer) const {
+    require_same_step(theirs, stamp_, peer, channels_.rank());
+    require_same_batch(theirs, stamp_, parts_, peer, channels_.rank(), machine_.program());
   }
   [[nodiscard]] Stamp const& stamp() const noexcept { return stamp_; }
 
@@ -219,48 +248,83 @@ class Round {
     auto message = channels_.blank();
     message->payload.add(digest);
     channels_.post_to_all(std::move(message), stamp_, notice_of_load);
-    int const here = channels_.rank();
     came_.assign(static_cast<unsigned>(channels_.size()), false);
-    came_[here] = true;
     bool same = true;
-    auto const deliver = [&](int peer, Envelope const& envelope, ByteReader& in) {
-      if (envelope.what == notice_of_failure)
-        std::rethrow_exception(take_failure(peer, envelope, in));
-      if (envelope.what != notice_of_load) return;
-      require_same_step(envelope, stamp_, peer, here);
+    await_all(came_, seconds, [&](int peer, Envelope const& envelope, ByteReader& in) {
+      if (envelope.what != notice_of_load) return take_parts(peer, envelope, in);
+      require_same_step(envelope, stamp_, peer, channels_.rank());
       same = same && in.take<std::uint64_t>() == digest;
       came_[peer] = true;
-    };
-    Backoff waiting(std::chrono::microseconds(100), std::chrono::milliseconds(20));
-    for (bool moved = true;; moved = channels_.poll(stamp_.epoch, deliver)) {
-      auto const missing = std::find(came_.begin(), came_.end(), false);
-      if (missing == came_.end()) break;
-      for (int p = 0; p < channels_.size(); ++p) {
-        Envelope const* const next = came_[p] ? nullptr : channels_.ahead(p, stamp_.epoch);
-        if (next != nullptr) refuse_load(*next, stamp_, p, here, program);
-      }
-      if (waiting.waited_s() >= seconds)
-        raise(Errc::deadline, "process ", missing - came_.begin(), " has not asked for ",
-              asked(program), " within ", seconds,
-              " s; check that it is still running, and ask for the same in all processes");
-      if (!moved) waiting.pause();
-    }
+    });
     if (!same)  // throws an error that names the difference
       agree(world, facts_of(program, placement, prepares), seconds);
   }
 
+  /// Tells all processes which rows of the batch and how many terms this one is given, and
+  /// completes the step by what they tell.
+  void exchange_parts(stagger::detail::StepArguments& step, double* terms) {
+    stamp(stamp_.epoch, 0);
+    auto message = channels_.blank();
+    parts_.tell(message->payload, step, terms);
+    channels_.post_to_all(std::move(message), stamp_, notice_of_parts);
+    await_all(told_parts_, machine_.options().deadline_s,
+              [&](int peer, Envelope const& envelope, ByteReader& in) {
+                require_same_step(envelope, stamp_, peer, channels_.rank());
+                if (envelope.what == notice_of_parts) return take_parts(peer, envelope, in);
+                refuse_load(envelope, stamp_, peer, channels_.rank(), machine_.program());
+              });
+    parts_.complete(step, terms);
+  }
+
  private:
+  /// Waits until all processes have sent what this round needs before its step runs.
+  /// @param came     [processes] who has
+  /// @param deliver  (peer, envelope, ByteReader&)
+  template <class Deliver> void await_all(List<bool>& came, double seconds, Deliver deliver) {
+    int const here = channels_.rank();
+    came[here] = true;
+    Program const& program = machine_.program();
+    auto const take = [&](int peer, Envelope const& envelope, ByteReader& in) {
+      if (envelope.what == notice_of_failure)
+        std::rethrow_exception(take_failure(peer, envelope, in));
+      deliver(peer, envelope, in);
+    };
+    Backoff waiting(std::chrono::microseconds(100), std::chrono::milliseconds(20));
+    for (bool moved = true;; moved = channels_.poll(stamp_.epoch, take)) {
+      auto const missing = std::find(came.begin(), came.end(), false);
+      if (missing == came.end()) break;
+      for (int p = 0; p < channels_.size(); ++p) {
+        Envelope const* const next = came[p] ? nullptr : channels_.ahead(p, stamp_.epoch);
+        if (next != nullptr) refuse_load(*next, stamp_, p, here, program);
+      }
+      if (waiting.waited_s() >= seconds)
+        raise(Errc::deadline, "process ", missing - came.begin(), " has not asked for ",
+              asked(program), " within ", seconds,
+              " s; check that it is still running, and ask for the same in all processes");
+      if (!moved) waiting.pause();
+    }
+  }
+  /// A process that has loaded the program may tell its part before others have loaded it.
+  void take_parts(int peer, Envelope const& envelope, ByteReader& in) {
+    if (envelope.what != notice_of_parts) return;
+    if (!came_[peer]) refuse_load(envelope, stamp_, peer, channels_.rank(), machine_.program());
+    parts_.take(in, peer);
+    told_parts_[peer] = true;
+  }
+
   /// @param wants  of a step without an update: see Stamp::uses
   void stamp(std::uint32_t epoch, std::uint64_t wants) noexcept {
     bool const training = machine_.program().training;
-    stamp_ = {epoch, machine_.steps(), training ? machine_.optimizer_digest() : wants};
+    stamp_ = {epoch, machine_.steps(), training ? machine_.optimizer_digest() : wants, 0, 0};
   }
 
   stagger::detail::Machine const& machine_;
   Channels& channels_;
+  BatchParts& parts_;
   Stamp stamp_{};
   bool told_ = false;
-  List<bool> came_{};  // [processes] to the agreement on a program
+  List<bool> came_{};        // [processes] to the agreement on a program
+  List<bool> told_parts_{};  // [processes] which part of the batch they are given
 };
 
 }  // namespace stagger::mpi::detail

@@ -21,9 +21,11 @@ namespace stagger::mpi::detail {
 /// The step to which a message belongs, and facts about it that must be equal in all processes.
 struct Stamp {
   std::uint32_t epoch = 0;
-  std::int64_t steps = 0;  // optimizer steps taken before
-  std::uint64_t uses = 0;  // digest of the optimizer's numbers; where nothing is updated, whether
-                           // losses are wanted (1) or outputs (2); 0: not known
+  std::int64_t steps = 0;    // optimizer steps taken before
+  std::uint64_t uses = 0;    // digest of the optimizer's numbers; where nothing is updated, whether
+                             // losses are wanted (1) or outputs (2); 0: not known
+  std::uint64_t inputs = 0;  // digest of the inputs that the process is given; 0: not known
+  std::uint64_t targets = 0;  // likewise
 };
 
 /// The header of a message, in front of its payload.
@@ -33,12 +35,15 @@ struct Envelope {
   std::uint64_t bytes = 0;  // of the payload
   std::int64_t steps = 0;   // as in Stamp
   std::uint64_t uses = 0;
+  std::uint64_t inputs = 0;
+  std::uint64_t targets = 0;
 };
 
 /// The kinds of messages that are not signals.
 enum Notice : std::uint32_t {
   notice_of_failure = 0xffff0000,
-  notice_of_load,  ///< the process is about to load the program with this digest
+  notice_of_load,   ///< the process is about to load the program with this digest
+  notice_of_parts,  ///< which rows of the batch the process is given
   notice_of_progress,
   notice_of_spans,
   notice_of_results,
@@ -128,7 +133,8 @@ class Outbox {
             int const* peers, std::size_t count) {
     std::size_t const length = message->payload.size();
     posted_ += {count, count * length};
-    message->envelope = {stamp.epoch, what, length, stamp.steps, stamp.uses};
+    message->envelope = {stamp.epoch, what,         length,       stamp.steps,
+                         stamp.uses,  stamp.inputs, stamp.targets};
     message->requests.reserve(count * (1 + (length + piece_ - 1) / piece_));
     under_way_.push_back(std::move(message));  // before MPI reads it
     Outgoing& sent = *under_way_.back();

@@ -168,9 +168,11 @@ class EdgeValues {
   /// of a group have the same results; those of the first one are taken.
   template <class Wire> void results(Wire wire, std::integral auto rank) const {
     stagger::detail::StepArguments const& arguments = *machine_.run.ranks[rank].arguments;
+    bool first = true;
     for (Instruction const& in : program().ranks[rank].code) {
       Cell const& cell = program().cells[in.cell];
       if (!gives_output(in.op) || !cell.last() || cell.member != 0) continue;
+      if (std::exchange(first, false) && arguments.terms != nullptr) wire.number(*arguments.terms);
       auto const m = in.microbatch;
       if (arguments.losses != nullptr) wire.number(arguments.losses[m]);
       if (arguments.outputs.first != nullptr)

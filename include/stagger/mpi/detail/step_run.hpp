@@ -62,13 +62,14 @@ class StepRun {
  public:
   static constexpr bool timed = false;
 
-  StepRun(MessageCodec& codec, Channels& channels, LibrarySums& sums, SentCounts& sent)
+  StepRun(MessageCodec& codec, Channels& channels, LibrarySums& sums, SentCounts& sent,
+          BatchParts& parts)
       : codec_(codec),
         machine_(codec.machine),
         channels_(channels),
         sums_(sums),
         sent_(sent),
-        round_(machine_, channels),
+        round_(machine_, channels, parts),
         reports_(codec, codec.edges, channels) {}
 
   /// @param number  of the round, as every process counts it
@@ -238,10 +239,9 @@ class StepRun {
     watch_.heard_from(peer);
     if (what == notice_of_failure)
       return ending_.break_off(machine_, round_.take_failure(peer, envelope, in));
-    int const here = channels_.rank();
     if (what == notice_of_load)
-      refuse_load(envelope, round_.stamp(), peer, here, machine_.program());
-    require_same_step(envelope, round_.stamp(), peer, here);
+      refuse_load(envelope, round_.stamp(), peer, channels_.rank(), machine_.program());
+    round_.require_same(envelope, peer);
     if (what == notice_of_progress) return watch_.read(in);
     watch_.moved();
     if (what < notice_of_failure) {
