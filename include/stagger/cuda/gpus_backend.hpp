@@ -242,7 +242,6 @@ class Enqueuer {
 /// `slot` is that of an iteration in flight, 0 to slots() - 1.
 class GpusBackend : detail::Enqueuer {
  public:
-  /// Connects with the other GPUs.
   /// @throws Error for a GPU that does not exist or is named twice; deadline for processes that do
   ///         not arrive; mismatch for a process with another pipeline
   template <class Device>
