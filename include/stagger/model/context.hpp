@@ -187,6 +187,11 @@ class Context {
     profiles_ = profiles;
   }
 
+  /// For engines: whether functions of layers only enqueue their work, so that what they write may
+  /// not be looked at when they return.
+  void set_enqueues(bool enqueues) noexcept { enqueues_ = enqueues; }
+  [[nodiscard]] bool enqueues() const noexcept { return enqueues_; }
+
   /// For engines: whether the forwards that follow repeat earlier ones.
   void set_recomputes(bool recomputes) noexcept { recomputes_ = recomputes; }
 
@@ -232,6 +237,7 @@ class Context {
   bool training_ = true;
   bool recomputes_ = false;
   bool profiles_ = false;
+  bool enqueues_ = false;
   int microbatch_ = 0;  // not beside layer_: g++ would join the two stores through vector registers
   int minibatch_ = 0;   // in a stream: microbatches of a minibatch
   Arena arena_;

@@ -110,7 +110,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         auto& dy = *static_cast<Out*>(loop_.dy[l][0]);
         context_.begin_action(nullptr, static_cast<int>(l), microbatch);
         sum += loss_.value_and_gradient(context_, y, batch.targets[m], scale, dy);
-        detail::check_output_gradient(y, dy);
+        detail::check_output_gradient(context_, y, dy);
         for (++l; l-- > 0;) loop_.backward(context_, l, &batch.inputs[m], microbatch);
       }
     } catch (...) {

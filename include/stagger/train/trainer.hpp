@@ -46,7 +46,7 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
     Output& gradient = *static_cast<Output*>(dy);
     double const sum = static_cast<Loss const*>(loss)->value_and_gradient(
         context, output, *static_cast<typename Loss::Target const*>(target), scale, gradient);
-    check_output_gradient(output, gradient);
+    check_output_gradient(context, output, gradient);
     return sum;
   };
   if constexpr (Rows<typename Loss::Target>::exist) ops.target = &slot_type<typename Loss::Target>;

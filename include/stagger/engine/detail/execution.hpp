@@ -109,6 +109,7 @@ struct Execution {
       rank.cells = cells.data();
       rank.begin = next.ranks[r].code.data();
       rank.end = rank.begin + next.ranks[r].code.size();
+      rank.context.set_enqueues(model.memory != nullptr);
       if (model.options.record) rank.spans.reserve(next.ranks[r].code.size());
     }
   }

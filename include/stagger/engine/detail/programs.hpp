@@ -145,14 +145,24 @@ class Programs {
   /// number of microbatches: if the schedule refuses this one, the forwards of a number near it.
   /// @throws Error  the schedule's own, if it refuses all of them
   [[nodiscard]] [[gnu::cold]] schedule::Table forwards(int microbatches) const {
+    // A table may have slices of which the schedule says nothing: each counts as a microbatch then.
+    auto const out_of = [&](int asked) {
+      schedule::Table const made = table_as_asked(asked);
+      std::int64_t const units = std::int64_t{microbatches} * schedule_.slices;
+      if (units % made.slices != 0)
+        raise(Errc::bad_configuration, counted(units, "microbatch"),
+              " cannot be divided into slices of ", made.slices, " each; give a multiple of ",
+              made.slices);
+      return forward_only(made, static_cast<int>(units / made.slices));
+    };
     try {
-      return forward_only(table_as_asked(microbatches), microbatches);
+      return out_of(microbatches);
     } catch (Error const& refused) {
       if (refused.code() != Errc::bad_configuration) throw;
       // Rules go by the number of ranks, or by a number of the schedule's own.
       for (int by = 1; by <= 1024; by += by < positions_ ? 1 : 1 + by / 2)
         for (int const near : {microbatches + by, microbatches - by}) try {
-            if (near > 0) return forward_only(table_as_asked(near), microbatches);
+            if (near > 0) return out_of(near);
           } catch (Error const& error) {
             if (error.code() != Errc::bad_configuration) throw;
           }
