@@ -41,7 +41,6 @@ Batch batch_of(int worker, int step) {  // the model is to learn y = 6 x
 
 int main() {
   sg::mpi::Session const session(sg::mpi::Threads::multiple);
-  int process = 0, processes = 0;
   int const process = session.process(), processes = session.processes();
   sg::optimizer::Sgd const sgd{.rate = 0.05};
   sg::mpi::ParameterServer const server({.workers = processes}, sgd);

@@ -189,6 +189,7 @@ template <class Run> struct LibraryKernels {
   template <class Rule, class T>
   static cudaError_t update(Update<Rule, T> const& what, cudaStream_t stream);
 };
+extern template struct LibraryKernels<OnGpu>;
 
 }  // namespace detail
 

@@ -46,6 +46,7 @@ struct Pending {
   Pending() = default;
   // Nobody awaits a copy. One that is awaited is neither assigned to nor moved.
   Pending(Pending const&) noexcept {}
+  // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): nothing is assigned.
   Pending& operator=(Pending const&) noexcept { return *this; }
   ~Pending() {
     if (state != State::idle) leave();

@@ -199,7 +199,8 @@ TEST_CASE("engine/NonFinite: a norm that overflows is none to clip by", "[engine
   auto const data = rows<double>(0);
   auto const refused = [&](auto& train, auto take) {
     auto const before = bits(train);
-    CHECK_THAT(failure(take), Catch::Matchers::Contains("is not finite"));
+    CHECK_THAT(failure(take),
+               Catch::Matchers::StartsWith("the norm of all gradients is not finite"));
     CHECK(bits(train) == before);
   };
   for (double const each : {1e200, 9e153}) {  // the squares, or only their sum

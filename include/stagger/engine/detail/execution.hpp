@@ -313,10 +313,10 @@ struct StepEnd {
                           sums != nullptr ? sums + model.parameters_before(one.layer) : nullptr,
                           one.range);
       if (!looks() || one.layer < end.not_finite) continue;
-      // A sum of squares is finite only if all of its terms are.
+      // A sum of squares is finite only if all of its terms are; it may also overflow by itself.
       bool const finite =
-          clips ? math::isfinite(layer.square_sums()[one.parameter])
-                : layer.all_finite(one.parameter, layer.stored().gradients.data(), one.range);
+          (clips && math::isfinite(layer.square_sums()[one.parameter])) ||
+          layer.all_finite(one.parameter, layer.stored().gradients.data(), one.range);
       if (!finite) end.not_finite = static_cast<std::uint32_t>(one.layer) + 1;
     }
   }

@@ -38,7 +38,7 @@ template <class Train, class In, class Out, class Target> class KeptBatches {
   Step predict(X&& inputs, Y&& outputs, stagger::stop_token stop = {}) {
     Batch<In, Target> batch;
     if constexpr (std::same_as<X, std::vector<In>>) {
-      batch.inputs = std::move(inputs);
+      batch.inputs = std::forward<X>(inputs);
     } else {
       std::span<In const> const given(inputs);
       batch.inputs.assign(given.begin(), given.end());

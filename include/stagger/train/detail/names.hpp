@@ -15,6 +15,7 @@ template <class... T>
 concept Included = requires { (sizeof(T) + ... + 0); };
 }  // namespace detail
 
+// NOLINTBEGIN(bugprone-forward-declaration-namespace): some names stand in several namespaces.
 class Checkpoints;  // stagger: include <stagger/train/checkpoint.hpp>
 class Profiler;     // stagger: include <stagger/train/profiler.hpp>
 
@@ -92,5 +93,6 @@ namespace report {
 class Progress;  // stagger: include <stagger/report/progress.hpp>
 }  // namespace report
 
+// NOLINTEND(bugprone-forward-declaration-namespace)
 }  // namespace stagger
 // clang-format on
