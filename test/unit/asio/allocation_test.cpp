@@ -136,8 +136,9 @@ TEST_CASE("asio/allocation: a server has what docs/workers.md says while workers
   REQUIRE(all.told(0) == remote::MessageKind::wanted);
   for (int n = 1; n < workers; ++n) REQUIRE(all.told(n) == remote::MessageKind{});
   // The payload in the test, the values, their copy while the layer is made, the layer, and memory
-  // for its gradients before it is known that there are none; then two for the worker.
-  CHECK(bytes_allocated_by([&] { all.give(0); }) < 7 * layer + small);
+  // for its gradients before it is known that there are none; what a step may have to undo; then two
+  // for the worker.
+  CHECK(bytes_allocated_by([&] { all.give(0); }) < 8 * layer + small);
   CHECK(bytes_allocated_by([&] {
           for (int n = 1; n < workers; ++n) REQUIRE(all.told(n) == remote::MessageKind::joined);
         }) < (workers - 1) * 2 * layer + small);

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include <stagger/engine/machine.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #ifndef TEST_SANITIZED
 #include <sys/resource.h>

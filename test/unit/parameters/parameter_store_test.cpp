@@ -50,12 +50,15 @@ struct SlowStore {
   std::vector<bool> ended{};                // [workers]
   std::vector<bool> gone{};                 // [workers] likewise, until they come back
   std::vector<std::uint32_t> border{};      // [workers] where they came back
+  std::vector<std::uint32_t> lead{};        // [workers] by how much they were ahead there
   std::uint32_t start = 0;
   std::uint32_t streams = 0;
 
   [[nodiscard]] std::uint32_t end_of(std::size_t n) const {  // the first number that is not there
     return std::max({start, border[n], pushes[n].empty() ? 0 : pushes[n].back().number + 1});
   }
+  /// How far a worker is compared with others.
+  [[nodiscard]] std::uint32_t progress(std::size_t n) const { return end_of(n) - lead[n]; }
   /// Pushes of a worker that are added.
   [[nodiscard]] std::uint32_t added(std::size_t n) const {
     if (adds == Adds::on_arrival) return end_of(n);
@@ -113,7 +116,7 @@ struct SlowStore {
     if (adds == Adds::in_worker_order) return rounds() >= asked;
     if (added(n) < end_of(n)) return false;
     for (std::size_t o = 0; o < pushes.size(); ++o)
-      if (!ended[o] && added(o) < asked) return false;
+      if (!ended[o] && added(o) - lead[o] < asked) return false;
     return true;
   }
   void end(std::size_t n) {
@@ -121,19 +124,22 @@ struct SlowStore {
     if (std::count(ended.begin(), ended.end(), false) != 0) return;
     for (std::size_t o = 0; o < pushes.size(); ++o) start = std::max(start, end_of(o));
     ended = gone;
+    lead.assign(lead.size(), 0);
     ++streams;
   }
   void leave(std::size_t n) {
     gone[n] = true;
     end(n);
   }
-  /// As far as the slowest, or as the rounds that are there.
+  /// As far as the slowest, or as the rounds that are there; its pushes keep their numbers.
   void come_back(std::size_t n) {
     std::uint32_t least = 0xffffffff;
     for (std::size_t o = 0; o < pushes.size(); ++o)
-      if (!ended[o]) least = std::min(least, end_of(o));
+      if (!ended[o]) least = std::min(least, progress(o));
+    if (least == 0xffffffff) least = progress(n);
     if (adds == Adds::in_worker_order) least = rounds();
-    border[n] = std::max(end_of(n), least == 0xffffffff ? 0 : least);
+    border[n] = std::max(end_of(n), least);
+    lead[n] = adds == Adds::on_arrival ? border[n] - least : 0;
     gone[n] = ended[n] = false;
   }
 };
@@ -147,13 +153,14 @@ class History {
         gradients_(pushes == Pushes::gradients),
         distance_(static_cast<std::uint32_t>(distance)),
         call_(detail::optimizer_call<false>(plain)),
-        rules_{pushes, adds, call_, {}},
+        rules_{pushes, adds, call_, {}, true},
         slow_{adds},
         from_(static_cast<std::size_t>(workers)),
         store_(like(), rules_, static_cast<std::size_t>(workers)) {
     slow_.pushes.resize(from_.size());
     slow_.ended = slow_.gone = std::vector<bool>(from_.size());
     slow_.border.resize(from_.size());
+    slow_.lead.resize(from_.size());
     // The weights that others take over are exact where at most three workers share them evenly.
     leaves_ = !gradients_ || (workers <= 3 && random() % 2 == 0);
     for (int n = 0; n < workers; ++n)
@@ -217,7 +224,7 @@ class History {
 
   void take(std::size_t n) {
     if (slow_.ended[n]) return;  // it waits for the others' last pushes
-    std::uint32_t const most = exact() ? slow_.rounds() : slow_.end_of(n);
+    std::uint32_t const most = exact() ? slow_.rounds() : slow_.progress(n);
     std::uint32_t const asked =
         from_[n] + static_cast<std::uint32_t>(random_() % (most - std::min(most, from_[n]) + 2));
     REQUIRE(store_.ready(static_cast<int>(n), asked) == slow_.ready(n, asked));
@@ -225,7 +232,7 @@ class History {
     if (slow_.adds == Adds::in_turn && slow_.end_of(n) == slow_.start) return;  // has not pushed
     std::vector<std::uint32_t> contained(from_.size());
     store_.workers().contained(static_cast<int>(n), asked, rules_.adds, contained);
-    CHECK(contained[n] == since_start(n, exact() ? asked : slow_.added(n)));
+    CHECK(contained[n] == since_start(n, exact() ? asked : slow_.added(n) - slow_.lead[n]));
     for (std::size_t of = 0; slow_.adds != Adds::in_turn && of < from_.size(); ++of)
       if (of != n) CHECK(contained[of] == of_other(n, of, asked));
     CHECK(value_at(store_.weights(static_cast<int>(n), asked)) == slow_.weights(n, asked));
@@ -235,7 +242,8 @@ class History {
   [[nodiscard]] std::uint32_t of_other(std::size_t n, std::size_t other,
                                        std::uint32_t asked) const {
     if (exact()) return since_start(n, asked);
-    return slow_.ended[other] ? detail::all_rounds : since_start(n, slow_.added(other));
+    return slow_.ended[other] ? detail::all_rounds
+                              : since_start(n, slow_.added(other) - slow_.lead[other]);
   }
   [[nodiscard]] std::uint32_t since_start(std::size_t n, std::uint32_t pushes) const {
     return pushes - std::min(pushes, store_.start(static_cast<int>(n)));
@@ -257,7 +265,7 @@ class History {
       slow_.come_back(n);
       store_.begin(worker);
       if (exact()) from_[n] = slow_.rounds();
-      CHECK(store_.start(worker) == slow_.end_of(n));
+      CHECK(store_.start(worker) == slow_.progress(n));
     }
   }
   void give_up() {
