@@ -224,7 +224,7 @@ TEST_CASE("plan/VirtualWorkers: refuses what cannot be planned", "[plan]") {
                       Catch::Contains("take these workers no time"));
   timeless.layers[0] = {.forward_s = 1, .parameter_bytes = 9'000'000'000'000'000'000U};
   REQUIRE_THROWS_WITH(plan::VirtualWorkers{}.plan(timeless, cluster),
-                      Catch::Contains("would need 18000000000000000000 of "));
+                      Catch::Contains("would need 42915344238281.3 MiB of "));
 }
 
 namespace {

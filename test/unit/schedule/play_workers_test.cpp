@@ -385,10 +385,9 @@ TEST_CASE("schedule/play_workers: refuses what no workers can be", "[schedule]")
   REQUIRE_THROWS_WITH(play({}, {.layer_bytes = {1}}), Catch::Contains("WaveServer::model"));
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{}}), Catch::Contains("no layer is given"));
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{0}, .layer_bytes = {1}}),
-                      Catch::Contains("push of 0 minibatches"));
+                      Catch::Contains("a wave of 0 minibatches cannot be pushed"));
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{2, -1}, .layer_bytes = {1}}),
-                      Catch::Contains("needs 1 push of every worker at minibatch 1, before which "
-                                      "a worker makes 0"));
+                      Catch::Contains("a worker cannot be -1 waves ahead"));
   REQUIRE_THROWS_WITH(schedule::play_workers({}, server, 4), Catch::Contains("no worker"));
   REQUIRE_THROWS_WITH(
       (Fifo{.gate = {.model = WaveSynchronous{}, .layer_bytes = {1, 1, 1}, .cuts = {1}}}.table(
