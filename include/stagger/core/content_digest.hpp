@@ -10,8 +10,10 @@
 #include <memory>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include <stagger/core/checksum.hpp>
+#include <stagger/core/is_optional.hpp>
 #include <stagger/core/policy_numbers.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/core/tensor.hpp>
@@ -84,11 +86,31 @@ template <class T> void add_shape(ContentDigest& digest, T const& value) {
   }
 }
 
-/// Adds the contents of numbers, tensors, vectors and other contiguous containers, and of all fields
-/// of types with `fields()`; of all other types, and of memory of a GPU, the shape.
+template <class T> consteval bool adds_content();
+template <class... T> consteval bool add_contents(std::tuple<T...> const*) {
+  return (adds_content<std::remove_cvref_t<T>>() && ...);
+}
+template <class T> consteval bool adds_content() {
+  if constexpr (HasFields<T>)
+    return add_contents(static_cast<decltype(std::declval<T const&>().fields())*>(nullptr));
+  else if constexpr (is_optional<T>)
+    return adds_content<typename T::value_type>();
+  else if constexpr (Contiguous<T>)
+    return adds_content<std::iter_value_t<decltype(std::declval<T const&>().begin())>>();
+  else
+    return Numbers<T>;
+}
+/// Whether `add_content` adds all that a value of the type contains.
+template <class T> inline constexpr bool has_content = adds_content<T>();
+
+/// Adds the contents of numbers, tensors, vectors and other contiguous containers, std::optional, and
+/// of all fields of types with `fields()`; of all other types, and of memory of a GPU, the shape.
 template <class T> void add_content(ContentDigest& digest, T const& value) {
   if constexpr (HasFields<T>) {
     std::apply([&](auto const&... field) { (add_content(digest, field), ...); }, value.fields());
+  } else if constexpr (is_optional<T>) {
+    add_content(digest, value.has_value());
+    if (value) add_content(digest, *value);
   } else if constexpr (Contiguous<T>) {
     using Element = std::iter_value_t<decltype(value.begin())>;
     add_shape(digest, value);

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/content_digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/split_ops.hpp>
-#include <stagger/engine/detail/value_digest.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
@@ -119,7 +119,9 @@ template <class L> struct LayerFunctions {
                                             *static_cast<Y const*>(dy), *static_cast<S*>(saved));
   }
   static std::uint64_t output_digest(void const* y) {
-    return value_digest(*static_cast<Y const*>(y), empty_digest);
+    ContentDigest digest;
+    add_content(digest, *static_cast<Y const*>(y));
+    return digest.value();
   }
 };
 
@@ -141,7 +143,7 @@ template <class L> constexpr LayerOps make_layer_ops() {
   if constexpr (HasBackwardWeight<L>) ops.backward_weight = &Functions::backward_weight;
   if constexpr (SplittableLayer<L> || ElementWiseLayer<L> || DividedLayer<L>)
     ops.split = &split_ops<L>;
-  if constexpr (has_digest<typename L::Output>) ops.digest = &Functions::output_digest;
+  if constexpr (has_content<typename L::Output>) ops.digest = &Functions::output_digest;
   return ops;
 }
 

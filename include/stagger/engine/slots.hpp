@@ -6,13 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include <stagger/core/alignment.hpp>
 #include <stagger/core/index_range.hpp>
+#include <stagger/core/is_optional.hpp>
 #include <stagger/core/rows.hpp>
 
 namespace stagger {
@@ -33,9 +33,6 @@ struct LayerOps;
 
 /// Whether all objects of a type have the same number of bytes in messages.
 template <class T> inline constexpr bool fixed_payload = std::is_trivially_copyable_v<T>;
-
-template <class T> inline constexpr bool is_optional = false;
-template <class T> inline constexpr bool is_optional<std::optional<T>> = true;
 
 /// Size of a value in messages, in bytes: the elements of tensors and vectors, what a std::optional
 /// has, and all fields of types with `fields()`; for other types, the memory that they hold.

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -94,6 +95,12 @@ TEST_CASE("core/ContentDigest: what types contain, however it lies in memory", "
   other.label = 5;
   CHECK(!alike(sample, other));
   CHECK(!alike(1.0, 2.0));
+  using Perhaps = std::optional<std::vector<float>>;
+  CHECK(!alike(Perhaps{{1, 2}}, Perhaps{{1, 3}}));
+  CHECK(!alike(Perhaps{}, Perhaps{std::vector<float>{}}));
+  CHECK(alike(Perhaps{{1, 2}}, Perhaps{{1, 2}}));
+  static_assert(sg::detail::has_content<Perhaps> && sg::detail::has_content<Sample>);
+  static_assert(!sg::detail::has_content<View> && !sg::detail::has_content<std::vector<View>>);
   CHECK(!alike(Point{1, 2}, Point{2, 1}));
   CHECK(!alike(std::array<int, 2>{1, 2}, std::array<int, 2>{2, 1}));
   CHECK(!alike(std::string("cat"), std::string("car")));
