@@ -53,7 +53,7 @@ inline void listen_for_interrupts() {
 ///       Forecast forecast(Settings const&, Text const&);         // for --plan
 ///       std::string compared(Forecast const&, Record const&, Trainer&);
 ///       std::int64_t recorded_steps(Settings const&) const;      // last steps with timelines
-///       Metrics step(Trainer&, Batch const&);
+///       Metrics step(Trainer&, Batch const&, bool recorded);
 ///       double held_out_loss(Trainer&, Batch const&);
 ///       float const* logits(Trainer&, Tokens const&);            // [sequences][length][256]
 ///       void report(Settings const&) const;                      // prints further measurements
@@ -156,7 +156,7 @@ template <class Platform> class Run {
     bool const recorded = step + platform_.recorded_steps(s_) >= s_.steps;
     train_->record(recorded);
     double const begin_s = now_s();
-    auto const metrics = platform_.step(*train_, batch_);
+    auto const metrics = platform_.step(*train_, batch_, recorded);
     double const wall_s = now_s() - begin_s;
     if (!std::isfinite(metrics.loss))
       throw sg::Error(sg::Errc::bad_configuration,

@@ -288,7 +288,7 @@ class HostPlatform {
   [[nodiscard]] std::int64_t recorded_steps(Settings const&) const {
     return static_cast<std::int64_t>(Record::kept);
   }
-  [[nodiscard]] sg::Metrics step(Trainer& train, Batch const& batch) const {
+  [[nodiscard]] sg::Metrics step(Trainer& train, Batch const& batch, bool) const {
     return sg::run(train.step(batch));
   }
   [[nodiscard]] double held_out_loss(Trainer& train, Batch const& batch) const {

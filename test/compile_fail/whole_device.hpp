@@ -47,9 +47,11 @@ template <Part function, Part trait = Part::none> struct Without {
     bool finished(std::size_t);
     std::exception_ptr await(std::size_t, std::int64_t) noexcept;
     double results(std::size_t, double*) const;
+    int skipped(std::size_t) const;
     void require_present() const;
     void open(std::uint32_t, bool = false)
       requires has<Part::starts_together>;
+    void complete(sg::detail::StepArguments&, double*);
     void give_up(std::exception_ptr) noexcept;
     bool must_load() const;
     void gather_parameters(int)

@@ -23,7 +23,7 @@ foreach(file IN LISTS files)
   endforeach()
 endforeach()
 
-file(GLOB_RECURSE headers RELATIVE ${SOURCE} ${SOURCE}/include/*.hpp)
+file(GLOB_RECURSE headers RELATIVE ${SOURCE} ${SOURCE}/include/*.hpp ${SOURCE}/include/*.cuh)
 foreach(header IN LISTS headers)
   if(NOT header IN_LIST files)
     message(SEND_ERROR "${header} was not installed")

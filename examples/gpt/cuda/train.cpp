@@ -170,13 +170,12 @@ template <class T> class GpuPlatform {
     return s.graph ? 5 : static_cast<std::int64_t>(Record::kept);
   }
 
-  [[nodiscard]] sg::Metrics step(Trainer& train, Batch const& batch) {
+  [[nodiscard]] sg::Metrics step(Trainer& train, Batch const& batch, bool recorded) {
     gpu::upload(batch, batch_);
     double const begin_s = now_s();
     auto const metrics = sg::run(train.step(batch_));
     double const wall_s = now_s() - begin_s;
     ++taken_;
-    bool const recorded = !train.timeline().spans.empty();
     if (taken_ <= settling || (graph_ && recorded)) return metrics;
     double bytes = 0;
     for (auto const& tokens : batch.inputs) bytes += static_cast<double>(tokens.size());

@@ -4,6 +4,8 @@
 
 #include <optional>
 
+#include <stagger/core/requirements.hpp>
+
 namespace stagger::detail {
 
 template <class T> inline constexpr bool is_optional = false;

@@ -60,6 +60,12 @@ inline std::string_view take_line(std::string_view& rest) noexcept {
   return line;
 }
 
+/// The text without what editors add: a byte order mark at its front, blank lines at its end.
+inline std::string_view without_marks(std::string_view text) noexcept {
+  text = stagger::detail::without_byte_order_mark(text);
+  return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
+}
+
 /// The text without blanks at both ends; of blanks alone, an empty view at their end.
 inline std::string_view trimmed(std::string_view field) noexcept {
   auto const blank = [](char c) { return c == ' ' || c == '\t'; };
@@ -75,13 +81,11 @@ class TableReader {
   ///                         null
   TableReader(std::string_view text, std::string_view source, Letters letters,
               std::vector<ShardCell>* shards, std::vector<std::size_t>* columns = nullptr)
-      : rest_(stagger::detail::without_byte_order_mark(text)),
+      : rest_(without_marks(text)),
         source_(source),
         letters_(letters),
         shards_(shards),
-        columns_(columns) {
-    rest_ = rest_.substr(0, rest_.find_last_not_of(" \t\r\n") + 1);  // blank lines at the end
-  }
+        columns_(columns) {}
 
   [[nodiscard]] Table read() {
     if (rest_.empty())
@@ -257,7 +261,8 @@ class TableReader {
   return columns[table.row_begin.data()[rank] + static_cast<unsigned>(index)];
 }
 
-/// Writes a table, a line for each rank, without idle cells. `read_csv` gives it back.
+/// Writes a table, a line for each rank, without idle cells; a rank without actions has an empty
+/// cell. `read_csv` gives it back.
 /// @param shards  as read with the table, or with the one it was lowered from; a cell whose action
 ///                is not there any more stands at the end of its line
 [[nodiscard]] inline std::string write_csv(Table const& table,
@@ -290,7 +295,7 @@ class TableReader {
       }
     }
     put_shards(nullptr);
-    text += '\n';
+    text += begun ? "\n" : ",\n";  // an empty cell: blank lines at the end would not count as ranks
   }
   return text;
 }
@@ -305,8 +310,7 @@ class TableReader {
   constexpr std::array<std::string_view, 5> header{"stage", "forward_s", "backward_input_s",
                                                    "backward_weight_s", "transfer_s"};
   Costs costs;
-  text = stagger::detail::without_byte_order_mark(text);
-  text = text.substr(0, text.find_last_not_of(" \t\r\n") + 1);  // blank lines at the end
+  text = detail::without_marks(text);
   for (int line = 1; !text.empty(); ++line) {
     char const* const begin = text.data();
     std::string_view rest = detail::take_line(text);
