@@ -10,6 +10,7 @@
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
+#include <stagger/partition/layer_split.hpp>
 #include <stagger/placement/explicit_map.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -297,6 +298,111 @@ TEST_CASE("mpi/batch: members of a group are given their rows, or whole ones of 
   }
   for (int step = 0; step < 2; ++step)
     REQUIRE(sg::run(there.step(part)).loss == sg::run(here.step(data)).loss);
+}
+
+namespace {
+
+/// Groups of two ranks that share all layers, over two processes.
+template <class Device> auto shared_layers(Device device, int ranks, std::vector<int> map) {
+  using Linear = split_model::Linear<double>;
+  return sg::Pipeline{
+      sg::Sequential{Linear{split_model::inputs, 8, 1}, Linear{8, split_model::outputs, 2}}}
+      .with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+            sg::loss::MeanSquaredError<double>{}, split_model::optimizer(), device,
+            sg::placement::ExplicitMap{std::move(map)}, sg::Options{.replicas = {ranks}});
+}
+
+}  // namespace
+
+TEST_CASE("mpi/batch: members of a group in several processes are each given the rows of the group",
+          "[mpi]") {
+  if (processes() != 2) return;
+  for (std::vector<int> const& map :
+       {std::vector{0, 0, 1, 1}, std::vector{1, 1, 0, 0}, std::vector{1, 0, 1, 1},
+        std::vector{1, 0, 0, 0}, std::vector{0, 0, 0, 1}, std::vector{0, 1, 0, 1}}) {
+    CAPTURE(map);
+    auto there = shared_layers(sg::mpi::Processes{.own_rows = true}, 4, map);
+    auto here = shared_layers(sg::host::Threads{1}, 4, std::vector(4, 0));
+    bool const reads[] = {map[0] == process() || map[1] == process(),
+                          map[2] == process() || map[3] == process()};
+    auto const own = [&](auto& value) {
+      std::size_t const rows = value.extent(0);
+      value = row_model::cut(value, rows, reads[0] ? 0 : rows / 2, reads[1] ? rows : rows / 2);
+    };
+    for (int step = 0; step < 3; ++step) {
+      auto const whole = split_model::batch<double>(step, 2, 5);
+      auto part = whole;
+      for (auto& x : part.inputs) own(x);
+      for (auto& t : part.targets) own(t);
+      auto const a = sg::run(there.step(part));
+      auto const b = sg::run(here.step(whole));
+      REQUIRE(a.loss == b.loss);
+      REQUIRE(a.terms == b.terms);
+    }
+    there.gather_parameters();
+    REQUIRE(bits(there) == bits(here));
+  }
+  auto apart = shared_layers(sg::mpi::Processes{.own_rows = true}, 6, {0, 0, 0, 1, 1, 1});
+  REQUIRE(has(
+      sentence_of([&] { sg::run(apart.step(split_model::batch<double>(0, 2, 6))); }),
+      "processes read some rows of each microbatch together, and others apart, because of the "));
+}
+
+TEST_CASE("mpi/batch: processes that are all given the whole batch as their own rows are refused",
+          "[mpi]") {
+  if (processes() != 2 && processes() != 4) return;
+  RowCase const of{{4}, {{1, 1, 1, 1}}};
+  auto const whole = row_model::batch(0, 3, 8, false);
+  auto train = over_rows(of, sg::mpi::Processes{.own_rows = true});
+  auto const before = bits(train);
+  auto const refused = [&](auto take) {
+    auto const got = sentence_of(take);
+    INFO(got);
+    REQUIRE(has(got, " are given the same inputs for a "));
+    REQUIRE(has(got, "; give each process only the rows of its own replicas"));
+  };
+  refused([&] { sg::run(train.step(whole)); });
+  refused([&] { sg::run(train.evaluate(whole)); });
+  std::vector<Matrix> outputs(whole.inputs.size());
+  refused([&] { sg::run(train.predict(whole.inputs, outputs)); });
+  train.gather_parameters();
+  REQUIRE(bits(train) == before);
+
+  auto alike = whole;  // equal inputs may have targets of their own
+  for (auto& t : alike.targets) t[0] = process();
+  sg::run(train.step(alike));
+  auto const none = row_model::batch(0, 3, 0, false);  // and no rows are like no others
+  auto const says = sentence_of([&] { sg::run(train.step(none)); });
+  REQUIRE(!has(says, "the same inputs"));
+  auto unchecked = over_rows(of, sg::mpi::Processes{.check_batches = false, .own_rows = true});
+  sg::run(unchecked.step(whole));
+}
+
+TEST_CASE("mpi/batch: what no rank reads of a process's own rows is not compared", "[mpi]") {
+  if (processes() != 4) return;
+  RowCase const of{{2, 2}, {{1, 1}, {1, 1}}};
+  auto const whole = row_model::batch(0, 3, 8, false);
+  auto part = own_part(whole, of.weights);
+  auto train = over_rows(of, sg::mpi::Processes{.own_rows = true});
+  auto const other = row_model::batch(process() + 1, 3, 4, false);
+  if (part.inputs.empty()) part.inputs = other.inputs;
+  if (part.targets.empty()) part.targets = other.targets;
+  auto here = over_rows(of, sg::mpi::Processes{});
+  REQUIRE(sg::run(train.step(part)).loss == sg::run(here.step(whole)).loss);
+}
+
+TEST_CASE("mpi/batch: a prediction needs room for its outputs in every process", "[mpi]") {
+  auto train = trained(made(sg::schedule::GPipe{}), processes(), sg::mpi::Processes{});
+  auto const data = batch(0, 4, true);
+  std::vector<Matrix> none;
+  REQUIRE(has(sentence_of([&] { sg::run(train.predict(data.inputs, none)); }),
+              "4 inputs need as many outputs, not 0"));
+  std::vector<Matrix> outputs(process() == 0 ? 0 : 4);
+  REQUIRE(has(sentence_of([&] { sg::run(train.predict(data.inputs, outputs)); }),
+              "4 inputs need as many outputs, not 0"));
+  outputs.resize(4);
+  sg::run(train.predict(data.inputs, outputs));
+  for (auto const& y : outputs) REQUIRE(!y.empty());
 }
 
 TEST_CASE("mpi/Session: a process knows its number", "[mpi]") {

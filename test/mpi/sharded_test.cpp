@@ -243,6 +243,14 @@ TEST_CASE("mpi/Processes: a step that fails leaves shared out state as it was", 
   }
 }
 
+TEST_CASE("mpi/Processes: without replicas there is nothing to share the optimizer's state out to",
+          "[mpi]") {
+  auto const words = "AllReduce::shard_optimizer shares the optimizer's state out to the replicas";
+  for (auto const& schedule : {made(sg::schedule::GPipe{}), made(sg::schedule::Chimera{})})
+    CHECK_THROWS_WITH(sharded(collective::AllReduce<>{}, even_cuts(4), schedule, {}, Adam{}, true),
+                      Catch::StartsWith(words));
+}
+
 TEST_CASE("mpi/Processes: one that shares out its optimizer and one that does not do not train",
           "[mpi]") {
   if (processes() == 1) return;

@@ -87,6 +87,11 @@ template <class Device>
       raise(Errc::bad_configuration,
             "this device does not share the optimizer's state out to replicas; leave "
             "AllReduce::shard_optimizer out, or use mpi::Processes");
+  if constexpr (Device::traits.shards_states)
+    if (setup.grouping.shard_optimizer && replicas.empty())
+      raise(Errc::bad_configuration,
+            "AllReduce::shard_optimizer shares the optimizer's state out to the replicas of a "
+            "stage, and there are none; set Options::replicas, or leave it out");
   if constexpr (!Device::traits.sums_by_library)
     if (setup.grouping.by == collective::By::library)
       raise(Errc::bad_configuration,

@@ -44,6 +44,7 @@ struct BatchCounts {
   std::size_t inputs = 0;
   std::size_t beside = 0;  // targets or outputs, one for each input
   std::size_t said = 0;    // Batch::microbatches; 0: not said
+  bool outputs = false;    // `beside` counts outputs, which every process receives
 };
 
 /// A machine on a back end: one step at a time. What reads or changes it between steps holds it

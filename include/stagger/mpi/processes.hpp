@@ -46,7 +46,8 @@ class ProcessesBackend {
         world_(detail::callable(device.processes, device.places(), places), join_deadline_s_),
         channels_(detail::duplicate(device.processes, join_deadline_s_)),
         sent_(machine, channels_),
-        parts_(machine, {device.contents, device.check_batches, device.own_rows}),
+        parts_(machine,
+               {device.contents, device.tells_inputs, device.check_batches, device.own_rows}),
         steps_(codec_, channels_, sums_, sent_, parts_) {
     machine.outside({this,
                      [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
@@ -154,9 +155,9 @@ class ProcessesBackend {
 ///
 /// Every process makes the same pipeline and takes the same steps with the same batches, of which it
 /// may leave out what its ranks do not read: see Batch. A step that one process cannot begin, or
-/// that processes begin differently, fails in all of them; all can then take the next one. A process keeps the parameters of its own stages up to date; see
-/// Trainer::gather_parameters. Values that go from stage to stage must be Portable. MPI must
-/// be running while the pipeline lives: see Session.
+/// that processes begin differently, fails in all of them; all can then take the next one. A process
+/// keeps the parameters of its own stages up to date; see Trainer::gather_parameters. Values that go
+/// from stage to stage must be Portable. MPI must be running while the pipeline lives: see Session.
 ///
 /// @code
 ///     mpi::Session const session;
@@ -179,9 +180,9 @@ struct Processes {
 
   MPI_Comm processes = MPI_COMM_WORLD;  ///< duplicated; never used for messages itself
   double join_deadline_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
-  /// Whether steps, evaluations and predictions fail if processes are given different batches. What
-  /// is compared are digests of numbers, tensors, vectors and types with `fields()`; of other types
-  /// the sizes.
+  /// Whether steps, evaluations and predictions fail if processes are given different batches, or,
+  /// with own_rows, the same inputs for different rows. What is compared are digests of numbers,
+  /// tensors, vectors and types with `fields()`; of other types the sizes.
   bool check_batches = true;
   /// Whether a process is given only the rows that its own replicas work on (Options::replicas):
   /// in the order of replicas, they are a microbatch. Costs a message to each process per step.
@@ -205,10 +206,12 @@ struct Processes {
   /// Likewise the types of a batch.
   template <class Input, class Target> void use_batches() noexcept {
     contents = stagger::detail::batch_contents<Input, Target>;
+    tells_inputs = stagger::detail::has_content<Input>;
   }
   detail::PortType const* ports = nullptr;
   std::size_t port_count = 0;
   stagger::detail::BatchContents contents{};
+  bool tells_inputs = false;  // whether digests of inputs say all that these contain
 };
 
 }  // namespace stagger::mpi

@@ -165,14 +165,15 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
   }
 
   /// The last stage's outputs, forward only.
-  /// @param inputs   [microbatches >= 1]
-  /// @param outputs  [microbatches] overwritten
+  /// @param inputs   [microbatches >= 1]; over processes, none where no rank reads them
+  /// @param outputs  [microbatches] overwritten; over processes, in each of them
   Step predict(std::span<Input const> inputs, std::span<Output> outputs,
                stagger::stop_token stop = {}) {
     detail::Request request;
     request.arguments.inputs = detail::places_of(inputs);
     request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
-    session_->choose(request, {inputs.size(), outputs.size()}, "outputs", false);
+    session_->choose(request, {.inputs = inputs.size(), .beside = outputs.size(), .outputs = true},
+                     "outputs", false);
     return {session_, request, std::move(stop)};
   }
 

@@ -74,9 +74,8 @@ class MachineSession : public Session {
                  int spare)
       : policies_(setup.kept),
         machine_(std::move(layers), setup.cuts, setup.options, setup.optimizer.states, memory,
-                 traits.shards_states && setup.grouping.shard_optimizer &&
-                     !setup.options.replicas.empty(),
-                 !traits.holds_own_stages, setup.grouped),
+                 traits.shards_states && setup.grouping.shard_optimizer, !traits.holds_own_stages,
+                 setup.grouped),
         programs_(setup, machine_.options(), positions, machine_.shards(),
                   traits.holds_own_stages && setup.grouping.by == collective::By::library),
         losses_(most_replicas(setup.options.replicas)),
@@ -152,12 +151,12 @@ class MachineSession : public Session {
   }
 
   /// The number of microbatches. Where several processes take a step together, one of them may
-  /// leave out inputs or targets that it does not read.
+  /// leave out inputs or targets that it does not read, but not outputs, which it receives.
   [[gnu::cold]] [[nodiscard]] std::size_t microbatches_of(BatchCounts const& counts,
                                                           char const* name) const {
-    auto const [inputs, beside, said] = counts;
+    auto const [inputs, beside, said, outputs] = counts;
     std::size_t const given = inputs == 0 && starts_together_ ? beside : inputs;
-    bool const left_out = starts_together_ && (inputs == 0 || beside == 0);
+    bool const left_out = starts_together_ && (inputs == 0 || (beside == 0 && !outputs));
     if (inputs != 0 && inputs != beside && !left_out)
       raise(Errc::bad_configuration, inputs,
             inputs == 1 ? " input needs as many " : " inputs need as many ", name, ", not ", beside,

@@ -152,12 +152,20 @@ inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer
               counted(program.microbatches, "microbatch"));
 }
 
-/// @throws Error mismatch if another process is given other inputs, or other targets, than this one
+/// @throws Error mismatch if another process is given other inputs, or other targets, than this one,
+///         or the same ones where it has rows of its own
 inline void require_same_batch(Envelope const& theirs, Stamp const& own, BatchParts const& parts,
                                int peer, int here, Program const& program) {
   auto const differ = [](std::uint64_t a, std::uint64_t b) { return a != 0 && b != 0 && a != b; };
   bool const inputs = parts.same_inputs(peer) && differ(theirs.inputs, own.inputs);
   bool const targets = parts.same_targets(peer) && differ(theirs.targets, own.targets);
+  if (theirs.inputs != 0 && theirs.inputs == own.inputs && parts.other_inputs(peer) &&
+      !differ(theirs.targets, own.targets))
+    raise(Errc::mismatch, "processes ", std::min(peer, here), " and ", std::max(peer, here),
+          " are given the same inputs for ", asked(program),
+          ", but mpi::Processes::own_rows means that each is given other rows; give each process "
+          "only the rows of its own replicas (if these are really equal, "
+          "mpi::Processes::check_batches = false turns this check off)");
   if (!inputs && !targets) return;
   raise(Errc::mismatch, "processes ", std::min(peer, here), " and ", std::max(peer, here),
         " are given different ",

@@ -3,6 +3,7 @@
 /// @file   The parts of a batch that the ranks of each process read, and what the processes tell each
 ///         other about these parts before a step.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -21,16 +22,36 @@ namespace stagger::mpi::detail {
 /// How a device treats batches.
 struct BatchRules {
   stagger::detail::BatchContents contents{};
+  bool tells_inputs = false;  // whether digests of inputs say all that these contain
   bool check = true;
   bool own_rows = false;
 };
 
-/// Rows that the ranks of one process read. own == 0: none.
+/// One block of rows that the ranks of one process read. own == 0: none.
 struct ReadRows {
   std::uint64_t before = 0;
   std::uint64_t own = 0;
   std::uint64_t total = 1;
   [[nodiscard]] RowShare share() const noexcept { return {before, own, total}; }
+  [[nodiscard]] std::uint64_t end() const noexcept { return before + own; }
+  [[nodiscard]] bool holds(RowShare const& rows) const noexcept {
+    return rows.total == total && before <= rows.before && rows.before + rows.own <= end();
+  }
+  /// Adds rows that begin or end in the block, or next to it.
+  /// @return whether the block has become larger
+  bool grow(RowShare const& rows) noexcept {
+    std::uint64_t const rows_end = rows.before + rows.own;
+    if (own == 0) {
+      *this = {rows.before, rows.own, rows.total};
+      return true;
+    }
+    if (holds(rows) || rows.total != total || rows.before > end() || rows_end < before)
+      return false;
+    std::uint64_t const last = std::max(end(), rows_end);
+    before = std::min(before, rows.before);
+    own = last - before;
+    return true;
+  }
   friend bool operator==(ReadRows const&, ReadRows const&) = default;
 };
 
@@ -41,46 +62,64 @@ class Readers {
   template <class Reads>
   void load(Program const& program, Placement const& placement, Reads reads) {
     rows_.assign(static_cast<unsigned>(placement.processes()), {});
+    for (bool grown = true; grown;) {  // cells come by stage, of which the members of a group have
+      grown = false;                   // several, so not always in the order of their rows
+      for (Cell const& cell : program.cells)
+        if (reads(cell) && rows_[placement.process_of(cell.rank)].grow(cell.rows)) grown = true;
+    }
+    Cell const* first = nullptr;
     one_block_ = true;
-    int position = -1;
     for (Cell const& cell : program.cells) {
       if (!reads(cell)) continue;
-      one_block_ = one_block_ && (position < 0 || position == cell.position);
-      position = cell.position;
-      add(rows_[placement.process_of(cell.rank)], cell.rows);
+      if (first == nullptr) first = &cell;
+      one_block_ = one_block_ && cell.position == first->position &&
+                   cell.rows.total == first->rows.total &&
+                   rows_[placement.process_of(cell.rank)].holds(cell.rows);
     }
+    find_whole(first == nullptr ? 0 : first->rows.total);
   }
   [[nodiscard]] ReadRows const& of(int process) const { return rows_[process]; }
   [[nodiscard]] int processes() const noexcept { return static_cast<int>(rows_.size()); }
   /// Whether the rows of each process are one block, the same for every microbatch.
   [[nodiscard]] bool one_block() const noexcept { return one_block_; }
+  /// Whether the rows of some processes, one after the other, are a whole microbatch.
+  [[nodiscard]] bool add_up() const noexcept { return !whole_.empty(); }
 
   /// Adds up a number of each process over the processes whose rows are a whole microbatch.
   template <class T, class NumberOf> [[nodiscard]] T sum(NumberOf number_of) const {
     T all{};
-    for (std::uint64_t next = 0, total = 1; next < total;) {
-      int p = 0;
-      while (rows_[p].own == 0 || rows_[p].before != next) ++p;
-      all += number_of(p);
-      total = rows_[p].total;
-      next += rows_[p].own;
-    }
+    for (int const p : whole_) all += number_of(p);
     return all;
   }
 
  private:
-  /// Cells come in the order of their rows.
-  void add(ReadRows& to, RowShare const& rows) {
-    bool const same = to.before <= rows.before && rows.before + rows.own <= to.before + to.own;
-    if (to.own == 0)
-      to = {rows.before, rows.own, rows.total};
-    else if (to.total == rows.total && rows.before == to.before + to.own)
-      to.own += rows.own;
-    else if (to.total != rows.total || !same)
-      one_block_ = false;
+  /// Members of a group read the same rows, so that blocks of processes may overlap: searches for a
+  /// chain of blocks from the last row to the first.
+  void find_whole(std::uint64_t total) {
+    constexpr int unseen = -2;
+    constexpr int none = -1;
+    List<int> next;  // [processes] of the chain
+    next.assign(rows_.size(), unseen);
+    List<int> seen;
+    auto const look = [&](std::uint64_t end, int then) {
+      for (int p = 0; p < processes(); ++p)
+        if (rows_[p].own != 0 && next[p] == unseen && rows_[p].end() == end) {
+          next[p] = then;
+          seen.push_back(p);
+        }
+    };
+    whole_.clear();
+    look(total, none);
+    for (std::size_t i = 0; i < seen.size() && whole_.empty(); ++i) {
+      if (rows_[seen[i]].before == 0)
+        for (int p = seen[i]; p != none; p = next[p]) whole_.push_back(p);
+      else
+        look(rows_[seen[i]].before, seen[i]);
+    }
   }
 
   List<ReadRows> rows_{};  // [processes]
+  List<int> whole_{};      // processes whose rows are a whole microbatch, in the order of rows
   bool one_block_ = true;
 };
 
@@ -99,11 +138,13 @@ class BatchParts {
     targets_.load(program, placement, [](Cell const& cell) { return cell.last(); });
     rows_.assign(static_cast<unsigned>(program.microbatches), 0);
     told_.assign(rows_.size() * static_cast<unsigned>(placement.processes()), {});
-    if (shares_rows() && (!inputs_.one_block() || !targets_.one_block()))
+    bool const blocks = inputs_.one_block() && targets_.one_block();
+    if (shares_rows() && (!blocks || !inputs_.add_up() || !targets_.add_up()))
       raise(Errc::bad_configuration,
-            "the rows that a process reads are not one block of each microbatch, because of the "
-            "schedule or the placement; leave mpi::Processes::own_rows out, and give all processes "
-            "whole batches");
+            blocks ? "processes read some rows of each microbatch together, and others apart"
+                   : "the rows that a process reads are not one block of each microbatch",
+            ", because of the schedule or the placement; leave mpi::Processes::own_rows out, and "
+            "give all processes whole batches");
   }
 
   /// Whether processes are given rows of their own.
@@ -159,12 +200,18 @@ class BatchParts {
     };
     return {of(rules_.contents.input, step.inputs), of(rules_.contents.target, step.targets)};
   }
-  /// Whether another process is given the same as this one.
-  [[nodiscard]] bool same_inputs(int process) const {
-    return !shares_rows() || inputs_.of(process) == inputs_.of(here_);
-  }
-  [[nodiscard]] bool same_targets(int process) const {
-    return !shares_rows() || targets_.of(process) == targets_.of(here_);
+  /// Whether another process must be given the same inputs as this one, or the same targets.
+  [[nodiscard]] bool same_inputs(int process) const { return same(inputs_, process); }
+  [[nodiscard]] bool same_targets(int process) const { return same(targets_, process); }
+  /// Whether another process must be given other inputs than this one: other rows, if it has any.
+  [[nodiscard]] bool other_inputs(int process) const {
+    ReadRows const& theirs = inputs_.of(process);
+    ReadRows const& own = inputs_.of(here_);
+    if (!rules_.tells_inputs || !shares_rows() || theirs.own == 0 || own.own == 0 || theirs == own)
+      return false;
+    std::size_t rows = 0;
+    for (std::size_t m = 0; m < rows_.size(); ++m) rows += of(process)[m].rows;
+    return rows != 0;
   }
 
  private:
@@ -174,7 +221,15 @@ class BatchParts {
     double terms = 0;
   };
 
+  /// Of rows that no rank reads, a process may give what it likes.
+  [[nodiscard]] bool same(Readers const& readers, int process) const {
+    ReadRows const& own = readers.of(here_);
+    return !shares_rows() || (own.own != 0 && readers.of(process) == own);
+  }
   [[nodiscard]] Told* of(int process) noexcept {
+    return told_.data() + static_cast<unsigned>(process) * rows_.size();
+  }
+  [[nodiscard]] Told const* of(int process) const noexcept {
     return told_.data() + static_cast<unsigned>(process) * rows_.size();
   }
   void require_rows(int process, std::size_t m) {
