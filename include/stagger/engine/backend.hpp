@@ -174,7 +174,7 @@ template <class B> struct NotAnInterpreter {
 [[gnu::cold]] [[gnu::noinline]] inline void note_thrown(RankState& rank,
                                                         Instruction const* in = nullptr) noexcept {
   if (in == nullptr) in = rank.next.load(std::memory_order_relaxed);
-  if (in == rank.end || !computes(in->op)) return;
+  if (in == rank.end || !runs_layers(in->op)) return;
   rank.thrown = std::current_exception();
   rank.thrown_in = in;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <stagger/core/error.hpp>
 #include <stagger/program/replica_counts.hpp>
@@ -21,11 +22,32 @@ enum class NonFinite : std::uint8_t {
   ignore,  ///< nobody looks: the optimizer uses these gradients
 };
 
+[[nodiscard]] constexpr char const* name(NonFinite what) noexcept {
+  return what == NonFinite::fail ? "fail" : what == NonFinite::skip ? "skip" : "ignore";
+}
+
 namespace detail {
 /// The end of the sentence of Errc::not_finite.
 inline constexpr char const* not_finite_remedy =
     ": lower the optimizer's rate, look for what divides by 0, or choose another "
     "Options::non_finite";
+/// Ends a step whose update is left out.
+/// @param which   a gradient of a layer, or the norm of all
+/// @param beside  what else is known of it
+[[noreturn]] [[gnu::cold]] inline void refuse_update(std::string const& which,
+                                                     std::string const& beside,
+                                                     std::int64_t steps) {
+  raise(Errc::not_finite, which, " is not finite", beside, ", so nothing was updated after step ",
+        steps, not_finite_remedy);
+}
+/// Likewise for the norm of gradients that are all finite.
+[[noreturn]] [[gnu::cold]] inline void refuse_norm(std::int64_t steps) {
+  refuse_update("the norm of all gradients", ", although each of them is", steps);
+}
+/// In words, the first microbatch whose loss is not finite either.
+[[nodiscard]] [[gnu::cold]] inline std::string nor_is_loss(int microbatch) {
+  return text(", nor is the loss of microbatch ", microbatch);
+}
 }  // namespace detail
 
 /// Given to `Pipeline::with` like a policy.
@@ -41,7 +63,8 @@ struct Options {
       false;  ///< keep only stage inputs from forward on; run forward again before backward
   bool check_recompute =
       false;  ///< end a step in which a repeated forward gives other bits than the first one; on
-              ///< hosts, for outputs that are numbers, tensors, vectors or have `fields()`
+              ///< hosts, for outputs that are numbers, tensors, vectors or have `fields()`. Without
+              ///< recompute nothing is repeated
   bool record = false;  ///< measure each action of a step, for `timeline()`
   std::optional<std::uint32_t>
       spare_slots{};    ///< slots of a message beyond those that its consumer occupies, so that a

@@ -3,6 +3,7 @@
 /// @file   Steps of several pipelines at once: workers that train one model, and what each of them
 ///         exchanges with their parameter server.
 
+#include <atomic>
 #include <cstddef>
 #include <exception>
 #include <iterator>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/backoff.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/engine/step.hpp>
@@ -30,7 +32,8 @@ namespace stagger {
 /// returns. The function is called with null for the first step, and with the metrics of the
 /// previous step as soon as that has ended, independently of other pipelines. It returns an empty
 /// optional after the last step. If it throws, the pipeline has failed: its parameter server tells
-/// the other workers, as of a step that fails.
+/// the other workers, as of a step that fails. Of a function that throws when it is first called,
+/// nothing says whose it is, so that workers of other programs are not told.
 ///
 /// @code
 ///     run_together(std::vector<Steps>{a.step(batch), [&, m = 0](Metrics const* before) mutable {
@@ -86,7 +89,8 @@ class Together {
       : next_(std::move(next)),
         metrics_(next_.size()),
         steps_(next_.size()),
-        owners_(next_.size()) {
+        owners_(next_.size()),
+        to_begin_(next_.size()) {
     failures_.reserve(next_.size());
   }
 
@@ -96,6 +100,7 @@ class Together {
     for (std::size_t i = 0; i < next_.size(); ++i)
       if (advance(i, nullptr)) (steps_[i]->shares_time() ? timed : others).push_back(i);
     if (!failures_.empty()) rethrow();  // others would wait for one that does not begin
+    for (std::size_t const i : others) to_begin_[i].store(true);
     std::vector<std::thread> threads;
     threads.reserve(others.size());
     std::size_t const apart = timed.empty() ? 1 : 0;
@@ -142,8 +147,30 @@ class Together {
   /// Carries out all steps of a pipeline on the calling thread.
   void run_all(std::size_t i) noexcept {
     do {
-      if (!guarded(i, [&] { metrics_[i] = stagger::run(std::move(*steps_[i])); })) return;
+      if (!guarded(i, [&] {
+            Step step = std::move(*steps_[i]);
+            begin(i, step);
+            step.owner()->drive();
+            metrics_[i] = step.await_resume();
+          }))
+        return;
     } while (advance(i, &metrics_[i]));
+  }
+  /// If the first step cannot begin, that is only told when the others have begun theirs: a server
+  /// tells those who have.
+  void begin(std::size_t i, Step& step) {
+    try {
+      step.begin();
+      to_begin_[i].store(false);
+    } catch (...) {
+      if (to_begin_[i].exchange(false)) static_cast<void>(wait_until([&] { return begun(); }, 10));
+      throw;
+    }
+  }
+  [[nodiscard]] bool begun() const noexcept {
+    bool all = true;
+    for (auto const& to_begin : to_begin_) all = all && !to_begin.load();
+    return all;
   }
   /// Throws the first error of a pipeline that did not fail because of another one; if all did, the
   /// first. One that waits for ever may wait for a pipeline that failed before.
@@ -163,6 +190,7 @@ class Together {
   std::vector<Metrics> metrics_;                    // [pipelines] of the last step
   std::vector<std::optional<Step>> steps_;          // [pipelines] current step
   std::vector<std::shared_ptr<StepOwner>> owners_;  // [pipelines] of their steps; null: none so far
+  std::vector<std::atomic<bool>> to_begin_;         // [pipelines] on threads: their first step
   std::mutex mutex_;
   std::vector<std::exception_ptr> failures_;  // in the order in which pipelines failed
 };

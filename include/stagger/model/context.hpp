@@ -111,7 +111,8 @@ class Context {
   }
 
   /// Gradient of a parameter of this stage, [parameter.size()]. Backward adds to it. A parameter
-  /// whose gradient no backward of a step has asked for is not updated in that step.
+  /// whose gradient no backward of a step has asked for is not updated in that step, except on GPUs
+  /// and by a parameter server to which gradients are pushed.
   /// @throws Error  as for its value
   template <class T> [[nodiscard]] std::span<T> gradient(Parameter<T> const& parameter) const {
     ParameterView const& view = view_of(parameter);

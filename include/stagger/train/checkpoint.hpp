@@ -57,13 +57,16 @@ struct RestoredCheckpoint {
   CheckpointState state;
   std::string file;                   ///< path of the checkpoint
   std::vector<std::string> warnings;  ///< one sentence for each newer file that could not be used,
-                                      ///< and for one that does not say which optimizer wrote it
+                                      ///< and for one whose optimizer was not, or only in part,
+                                      ///< compared
 };
 
 /// What is taken from a checkpoint.
 enum class Restore : std::uint8_t {
-  everything,  ///< values, the optimizer's state, and its numbers where they changed in the run, as a
-  ///< rate that follows a schedule does; another optimizer, or other numbers, are refused
+  everything,  ///< values, the optimizer's state, and its numbers where they changed in the run,
+               ///< as a rate that follows a schedule does; another optimizer, or other numbers,
+               ///< are refused. Numbers of several types are only known, restored and compared
+               ///< if the optimizer has `fields()`; without it there is a warning
   other_optimizer,  ///< values and state, whichever optimizer wrote them, if they have the sizes of
                     ///< this program's, which keeps its own numbers
   values  ///< values alone, whichever optimizer wrote them, to predict or to begin anew: state becomes
@@ -382,6 +385,12 @@ class Checkpoints {
           raise(Errc::mismatch, "the numbers of the optimizer ", here->name,
                 " have changed in the run that wrote ", restored.file,
                 ", and cannot be set; let its fields() return std::tie of members");
+        if (known && what == Restore::everything && !here->tells)
+          restored.warnings.push_back(
+              text("the optimizer ", here->name, " does not tell its numbers, so that none of ",
+                   restored.file,
+                   " was compared or restored; let its fields() return std::tie of "
+                   "them"));
         if (!known && here != nullptr && what == Restore::everything)
           restored.warnings.push_back(text(
               restored.file, " does not say which optimizer wrote it, so that none was compared"));

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -102,6 +104,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     Metrics metrics = begin(batch, true);
     double const scale = metrics.terms > 0 ? 1 / metrics.terms : 0;
     double sum = 0;
+    not_finite_ = {};
     try {
       for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
         Out const& y = forward(batch.inputs[m], static_cast<int>(m));
@@ -109,7 +112,9 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         std::size_t l = layers_.size() - 1;
         auto& dy = *static_cast<Out*>(loop_.dy[l][0]);
         context_.begin_action(nullptr, static_cast<int>(l), microbatch);
-        sum += loss_.value_and_gradient(context_, y, batch.targets[m], scale, dy);
+        double const loss = loss_.value_and_gradient(context_, y, batch.targets[m], scale, dy);
+        sum += loss;
+        if (!not_finite_ && !detail::math::isfinite(loss)) not_finite_ = microbatch;
         detail::check_output_gradient(context_, y, dy);
         for (++l; l-- > 0;) loop_.backward(context_, l, &batch.inputs[m], microbatch);
       }
@@ -209,9 +214,9 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     if (l == 0 && detail::math::isfinite(norm)) return false;
     if (options_.non_finite == NonFinite::skip) return true;
     for (auto& parameters : parameters_) parameters.zero_gradients();
-    raise(Errc::not_finite,
-          l == 0 ? text("the norm of all gradients") : text("a gradient of layer ", l - 1),
-          " is not finite, so nothing was updated after step ", steps_, detail::not_finite_remedy);
+    if (l == 0) detail::refuse_norm(steps_);
+    detail::refuse_update(text("a gradient of layer ", l - 1),
+                          not_finite_ ? detail::nor_is_loss(*not_finite_) : std::string(), steps_);
   }
 
   List<detail::Layer> layers_;
@@ -222,6 +227,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
   Loss loss_;
   Options options_;
   std::int64_t steps_ = 0;
+  std::optional<int> not_finite_{};  // the first microbatch of a step whose loss is not
 };
 
 }  // namespace stagger

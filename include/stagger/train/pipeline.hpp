@@ -196,7 +196,8 @@ template <class... Stage> class Pipeline {
 #undef STAGGER_NOT_IN_BRACES
 
   /// The same model without a pipeline, to compare with: a plain loop on the calling thread.
-  /// @param policy  a loss and, if wanted, an optimizer and Options (clip_norm, seed)
+  /// @param policy  a loss and, if wanted, an optimizer and the pipeline's Options, of which the
+  ///                loop obeys clip_norm, seed and non_finite; it repeats and records nothing
   template <class... P> [[nodiscard]] auto on_one_device(P... policy) const& {
     if constexpr (std::is_void_v<Wrong<P...>>) {
       return Pipeline(*this).on_one_device(std::move(policy)...);

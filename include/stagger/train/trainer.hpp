@@ -283,7 +283,7 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
     return Facts::peak_in_flight(hold()->machine(), ranks());
   }
 
-  /// Memory held by the engine, in bytes by use.
+  /// Memory held by the engine, in bytes by use; not the batches that steps keep.
   [[nodiscard]] Memory memory() const { return Facts::memory(hold()->machine()); }
 
   /// Messages and bytes that have gone from rank to rank and to and from a parameter server since

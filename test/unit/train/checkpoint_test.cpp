@@ -664,6 +664,45 @@ TEST_CASE("train/Checkpoints: numbers that cannot be set are refused before anyt
   CHECK(bits(reads) == bits(train));
 }
 
+namespace {
+
+/// Numbers of two types and no `fields()`: nobody knows them.
+struct Mixed {
+  using policy_tag = stagger::OptimizerTag;
+  static constexpr int states = 0;
+  static constexpr bool element_wise = true;
+  double rate = 0.5;
+  int warm_up = 3;
+  template <class T>
+  void update(stagger::OptimizerView<T> const& view, double scale, std::int64_t) const noexcept {
+    for (std::size_t i = 0; i < view.size; ++i)
+      view.next[i] = view.value[i] - static_cast<T>(rate * scale) * view.gradient[i];
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/Checkpoints: an optimizer whose numbers are not known is restored with a warning",
+          "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto train = trainer(Mixed{});
+  train.optimizer().rate = 0.01;
+  stagger::run(train.step(data));
+  checkpoints.write(state(1), train);
+  auto reads = trainer(Mixed{.rate = 0.25, .warm_up = 7});
+  auto const found = checkpoints.restore("a model", reads);
+  REQUIRE(found.warnings.size() == 1);
+  CHECK_THAT(found.warnings[0],
+             Catch::Contains("does not tell its numbers, so that none of " + checkpoints.path(1)) &&
+                 Catch::EndsWith("let its fields() return std::tie of them"));
+  CHECK(bits(reads) == bits(train));
+  CHECK(reads.optimizer().rate == 0.25);
+  using stagger::Restore;
+  for (Restore const what : {Restore::other_optimizer, Restore::values})
+    CHECK(checkpoints.restore("a model", reads, what).warnings.empty());
+}
+
 TEST_CASE("train/Checkpoints: a file of version 1 is read, and says that it names no optimizer",
           "[train]") {
   TemporaryFolder const folder;

@@ -4,6 +4,7 @@
 #include "catch.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -293,6 +294,68 @@ TEST_CASE("train/OnFailure: who waits for a worker goes on when that one's pipel
   gone = nullptr;
   thread.join();
   CHECK(ended.load() == 10);
+}
+
+namespace {
+
+/// Refuses an empty target before the step begins.
+struct Picky : Loss {
+  double terms(Target const& target) const {
+    if (target.size() == 0) throw std::runtime_error("nothing to learn");
+    return Loss::terms(target);
+  }
+};
+/// Begins later than others, and notes the error with which its worker ends.
+class Ends final : public Forwarding {
+ public:
+  using Forwarding::Forwarding;
+  void begin() override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    Forwarding::begin();
+  }
+  void end(std::exception_ptr why) noexcept override {
+    try {
+      if (why) std::rethrow_exception(why);
+    } catch (sg::Error const& error) {
+      code = error.code();
+    } catch (...) {
+      code = {};
+    }
+    Forwarding::end(why);
+  }
+  std::optional<sg::Errc> code{};
+};
+
+}  // namespace
+
+TEST_CASE("train/OnFailure: the others hear of a step that cannot begin, also after a failed one",
+          "[train]") {
+  ParameterServer const server({.workers = 2});
+  Fragile last(3);
+  auto const made = [&](std::shared_ptr<sg::detail::ParameterLink> link, Fragile const& end) {
+    return sg::Pipeline{sg::Sequential{Layer(0), Layer(1), Layer(2), end}}.with(
+        sg::staleness::Synchronous{}, Through{std::move(link)}.worker(0), Picky{}, sgd,
+        sg::host::Threads{1}, sg::Options{.deadline_s = 3});
+  };
+  auto const ends = std::make_shared<Ends>(server.worker(1).link());
+  auto a = made(server.worker(0).link(), last);
+  auto b = made(ends, Fragile(3));
+  auto const good = data(2);
+  auto without = good;
+  without.targets[1] = {};
+  auto const step = [&](Batch const& of_a) {
+    sg::run_together(std::vector<sg::Steps>{a.step(of_a), b.step(good)});
+  };
+  for (bool const fails : {false, true, true, true, true}) {
+    step(good);
+    last.fails->store(true);
+    if (fails) REQUIRE_THROWS_WITH(step(good), "out of ink");
+    last.fails->store(false);
+    REQUIRE_THROWS_WITH(step(without), "nothing to learn");
+    REQUIRE(ends->code == sg::Errc::peer_failed);  // it has not waited until its deadline
+  }
+  step(good);
+  CHECK(weights(a) == weights(b));
 }
 
 TEST_CASE("train/OnFailure: a stream that fails while it begins ends, so that the next one begins",

@@ -13,6 +13,8 @@
 #include <tuple>
 #include <vector>
 
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/core/tensor.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
@@ -368,14 +370,15 @@ struct Throws : Scale<> {
 TEST_CASE("train/Trainer: failed_at says where a stage threw, and the exception is its own",
           "[train]") {
   auto const batch = data(4);
-  auto const tried = [&](auto& train) {
+  auto const tried_of = [](auto& train, int microbatches) {
     try {
-      sg::run(train.step(batch));
+      sg::run(train.step(data(microbatches)));
       return 0;
     } catch (OfMine const& mine) {
       return mine.number;
     }
   };
+  auto const tried = [&](auto& train) { return tried_of(train, 4); };
   for (int const threads : {1, 2}) {
     sg::Pipeline const model{sg::Sequential{Scale<>{}, Scale<>{}}, Throws{}};
     auto train = model.with(Mse{}, sg::host::Threads{threads});
@@ -393,6 +396,16 @@ TEST_CASE("train/Trainer: failed_at says where a stage threw, and the exception 
                                                               sg::sim::VirtualClock{});
   CHECK(tried(weight) == 8);
   CHECK(weight.failed_at() == "rank 0 in 0W2, layer 0");
+  for (bool const split : {false, true}) {  // in a part of the last backward, or of its second half
+    auto const made = [&](auto const& schedule) {
+      return sg::Pipeline{sg::Sequential{Scale<>{}, Throws{{}, 'W'}, Scale<>{}}}.with(
+          Mse{}, schedule, sg::collective::AllReduce<sg::collective::grouping::Layerwise>{},
+          sg::Options{.replicas = {2}}, sg::sim::VirtualClock{});
+    };
+    auto part = split ? made(sg::schedule::ZeroBubbleH1{}) : made(sg::schedule::OneFOneB{});
+    CHECK(tried_of(part, 3) == 8);
+    CHECK_THAT(part.failed_at(), Catch::EndsWith(split ? " in 0W2, layer 1" : " in 0B2, layer 1"));
+  }
   auto again = sg::Pipeline{Scale<>{}, Flips{}}.with(Mse{}, checked());
   CHECK_THROWS_AS(tried(again), sg::Error);
   CHECK(again.failed_at() == "rank 1 in 1F0 (again), layer 1");

@@ -84,7 +84,6 @@ struct GpusOptions {
     stagger::detail::Machine& machine, GpusOptions const& device) {
   Options const& options = machine.options();
   auto const yes = [](bool is) { return is ? "true" : "false"; };
-  char const* const non_finite[] = {"fail", "skip", "ignore"};
   std::string shapes;
   stagger::detail::Digest values;
   auto& parameters = machine.parameters();
@@ -111,7 +110,7 @@ struct GpusOptions {
           {"the parameters", shapes},
           {"the values of the parameters", text("of digest ", values.hex())},
           {"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"},
-          {"Options::non_finite", non_finite[static_cast<int>(options.non_finite)]},
+          {"Options::non_finite", name(options.non_finite)},
           {"Options::seed", std::to_string(options.seed)},
           {"the shares of Options::replicas", shares.empty() ? "none" : shares},
           {"Options::recompute", yes(options.recompute)},

@@ -333,10 +333,7 @@ struct StepEnd {
     if (each && (!looks() || !clips || math::isfinite(model.gradient_norm()))) return false;
     if (model.options.non_finite == NonFinite::skip) return true;
     if (!each) refuse(ends[found].not_finite - 1, static_cast<int>(found), nullptr);
-    raise(Errc::not_finite,
-          "the norm of all gradients is not finite, although each of them is, so nothing was "
-          "updated after step ",
-          model.steps.load(), not_finite_remedy);
+    refuse_norm(model.steps);
   }
 
   /// Looks at gradients that are used, or pushed, before all ranks have theirs.
@@ -381,17 +378,16 @@ struct StepEnd {
   [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer, int rank,
                                          Instruction const* apply) const {
     Program const& program = *run.program;
+    std::string const which = text("a gradient of layer ", model.number(layer), " on rank ", rank);
     std::string when;
     if (apply != nullptr)
       when = text(program.flushes ? " in pass " : " in minibatch ", apply->update());
     else if (!program.exchanges())
       when = loss_not_finite();
     if (program.exchanges() && (!program.flushes || program.pushes_groups))
-      when += ", so it was not pushed";
-    else
-      when += text(", so nothing was updated after step ", model.steps.load());
-    raise(Errc::not_finite, "a gradient of layer ", model.number(layer), " on rank ", rank,
-          " is not finite", when, not_finite_remedy);
+      raise(Errc::not_finite, which, " is not finite", when, ", so it was not pushed",
+            not_finite_remedy);
+    refuse_update(which, when, model.steps);
   }
   /// In words, the first microbatch whose loss is not finite either.
   [[nodiscard]] [[gnu::cold]] std::string loss_not_finite() const {
@@ -400,8 +396,7 @@ struct StepEnd {
     int const microbatches = run.program->microbatches;
     for (int m = 0; m < microbatches; ++m)
       for (int part = 0; part < parts; ++part)
-        if (!math::isfinite(run.arguments.losses[part * microbatches + m]))
-          return text(", nor is the loss of microbatch ", m);
+        if (!math::isfinite(run.arguments.losses[part * microbatches + m])) return nor_is_loss(m);
     return {};
   }
 };

@@ -290,6 +290,7 @@ template <class Device> class SessionOn final : public MachineSession {
 
   [[gnu::cold]] void begin(Request const& request, stagger::stop_token stop) override {
     take(Use::step);
+    if (machine_.exchange() != nullptr) machine_.exchange()->comes();
     try {
       together(request.number, [&] {
         settle(nullptr);

@@ -37,7 +37,6 @@ using stagger::detail::Digest;
   auto const& model = machine.model;
   auto const& grouping = machine.run.grouping;
   auto const yes = [](bool is) { return is ? "true" : "false"; };
-  char const* const non_finite[] = {"fail", "skip", "ignore"};
   std::string cuts;
   for (std::size_t l = 1; l < parameters.size(); ++l)
     if (model.table_stage(held.stage_of(l)) != model.table_stage(held.stage_of(l - 1)))
@@ -54,7 +53,7 @@ using stagger::detail::Digest;
       {"the first layers of the stages", cuts},
       {"Options::replicas", replicas},
       {"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"},
-      {"Options::non_finite", non_finite[static_cast<int>(options.non_finite)]},
+      {"Options::non_finite", name(options.non_finite)},
       {"AllReduce::shard_optimizer", yes(machine.shards())},
       {"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"},
       {"AllReduce::measured_steps", std::to_string(grouping.measured_steps)},

@@ -16,7 +16,7 @@
 namespace stagger::detail {
 
 /// The functions of a trainer that take a batch, for batches that are temporaries, or moved: the
-/// step keeps them.
+/// step keeps them, and the trainer the last one, in whose place it puts the next one.
 template <class Train, class In, class Out, class Target> class KeptBatches {
  public:
   Step step(Batch<In, Target>&& batch, stagger::stop_token stop = {}) {
@@ -33,7 +33,7 @@ template <class Train, class In, class Out, class Target> class KeptBatches {
   }
   /// Of inputs that are neither in a vector nor a view, the step keeps a copy.
   template <class X, class Y>
-    requires(Spans<X const, In const> && Spans<Y, Out> && !std::is_lvalue_reference_v<X> &&
+    requires(Spans<X const, In const> && Receives<Y, Out> && !std::is_lvalue_reference_v<X> &&
              !std::ranges::enable_borrowed_range<X>)
   Step predict(X&& inputs, Y&& outputs, stagger::stop_token stop = {}) {
     Batch<In, Target> batch;

@@ -18,6 +18,11 @@ namespace stagger::detail {
 template <class R, class T>
 concept Spans = std::is_convertible_v<R&, std::span<T>>;
 
+/// Likewise of what a step writes to later: it is no temporary, unless that is a view.
+template <class R, class T>
+concept Receives = Spans<R, T> && (std::is_lvalue_reference_v<R> ||
+                                   std::ranges::enable_borrowed_range<std::remove_cvref_t<R>>);
+
 /// The type of a step that cannot be compiled.
 struct NoStep {
   static Step step() { return {nullptr, {}, {}}; }
@@ -39,12 +44,16 @@ template <class Trainer, class Input, class Target> struct BatchDoesNotFit : NoS
 
 template <class Trainer, class Inputs, class Outputs> struct PredictionDoesNotFit : NoStep {
   static constexpr bool inputs = Spans<Inputs, typename Trainer::Input const>;
+  static constexpr bool outputs = Spans<Outputs, typename Trainer::Output>;
   static_assert(inputs,
                 "stagger: what is predicted from must be a std::vector or another span of the "
                 "Input of the first stage");
-  static_assert(!inputs,
+  static_assert(!inputs || outputs,
                 "stagger: what is predicted must be a std::vector or another span of the Output of "
                 "the last stage, and not const");
+  static_assert(!inputs || !outputs,
+                "stagger: what is predicted would be written to a temporary that nobody can read: "
+                "give predict a variable for the outputs");
 };
 
 template <class T> struct BatchInParts : NoStep {
@@ -84,7 +93,7 @@ template <class Trainer, class Input, class Output, class Target> struct WrongSt
     return BatchInParts<X>::step();
   }
   template <class X, class Y>
-    requires(!Spans<X const, Input const> || !Spans<Y, Output>)
+    requires(!Spans<X const, Input const> || !Receives<Y, Output>)
   Step predict(X const&, Y&&, stagger::stop_token = {}) {
     return PredictionDoesNotFit<Trainer, X const, Y>::step();
   }

@@ -19,12 +19,14 @@ namespace stagger::detail {
 struct OptimizerRecord {
   std::string name{};                 // empty: unknown
   List<PolicyNumber> given{}, now{};  // none: unknown
+  bool tells = true;                  // whether the program can know its numbers
 };
 
 /// @param given  as it was given to Pipeline::with
 template <class Optimizer>
 [[nodiscard]] OptimizerRecord optimizer_record(Optimizer const& given, Optimizer const& now) {
-  return {policy_name<Optimizer>(), policy_numbers(given), policy_numbers(now)};
+  return {policy_name<Optimizer>(), policy_numbers(given), policy_numbers(now),
+          each_number(now, [](auto const*, std::size_t) {})};
 }
 
 /// The optimizer of a checkpoint, or of a program, as it was given.

@@ -39,6 +39,8 @@ class Exchange {
   virtual bool execute(Machine&, Instruction const&) = 0;
   /// @param why  the error by which the step failed, or null
   virtual void end_step(Machine&, std::exception_ptr why) = 0;
+  /// A step is about to begin: of an error that keeps it from that, the others know nothing yet.
+  virtual void comes() noexcept = 0;
   /// The worker takes no further step because of an error outside of its steps: the others are told
   /// as of a step that fails, unless they know of one.
   virtual void fail_between(std::exception_ptr const& why) noexcept = 0;

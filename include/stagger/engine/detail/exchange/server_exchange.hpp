@@ -169,6 +169,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     lacked_ = LackedPushes(link_->workers(), link_->worker());
     agreed_ = AgreedOptimizer(machine_, link_->change_factor());
   }
+  void comes() noexcept override { failed_ = false; }
   [[gnu::cold]] void fail_between(std::exception_ptr const& why) noexcept override {
     if (failed_) return;
     try {
@@ -211,7 +212,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
   /// @return whether it was closed
   bool open() {
     if (std::exchange(open_, true)) return false;
-    failed_ = false;
     link_->begin();
     begun();
     read_newest();
@@ -364,7 +364,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   FixedArray<bool> here_;            // [layers] whether this process, of several, exchanges it
   AgreedOptimizer agreed_;
   bool joined_ = false, open_ = false;
-  bool failed_ = false;  // it was closed last by an error
+  bool failed_ = false;  // an error of the last step has closed it, so that the others know
 };
 
 template <class Made>
