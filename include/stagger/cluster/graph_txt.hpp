@@ -54,9 +54,9 @@ struct GraphNode {
 
 /// Leaves out branches that never join the others, such as the auxiliary heads of a classifier: a
 /// chain of stages has one result. That of most layers stays, of several the last. Unused pieces
-/// of a tuple are no results.
+/// of a tuple are no results; they stay with the layer that makes the tuple.
 /// @param order     numbers of the layers, in order
-/// @param warnings  takes a sentence for each branch
+/// @param warnings  takes a sentence for each branch, with the layers that no earlier sentence counts
 inline void drop_loose_ends(std::vector<GraphNode> const& nodes, std::vector<std::size_t>& order,
                             std::vector<std::string>& warnings) {
   struct End {
@@ -64,7 +64,11 @@ inline void drop_loose_ends(std::vector<GraphNode> const& nodes, std::vector<std
     std::vector<bool> before;  // [nodes]
   };
   auto const is_piece = [&](std::size_t n) {
-    return nodes[n].next.empty() && nodes[n].description.starts_with("__getitem__");
+    return nodes[n].next.empty() && !nodes[n].before.empty() &&
+           nodes[n].description.starts_with("__getitem__");
+  };
+  auto const belongs = [&](std::size_t n, End const& end) {
+    return bool{end.before[is_piece(n) ? nodes[n].before.front() : n]};
   };
   std::vector<End> ends;
   for (std::size_t const n : order)
@@ -77,12 +81,14 @@ inline void drop_loose_ends(std::vector<GraphNode> const& nodes, std::vector<std
   for (std::size_t e = 1; e < ends.size(); ++e)
     if (size(ends[e]) >= size(ends[kept])) kept = e;
   End const& stays = ends[kept];
+  std::vector<bool> told(nodes.size());
   for (End const& end : ends) {
     if (&end == &stays) continue;
     int layers = 0;
     double seconds = 0;
     for (std::size_t const n : order)
-      if (end.before[n] && !stays.before[n]) {
+      if (belongs(n, end) && !belongs(n, stays) && !told[n]) {
+        told[n] = true;
         ++layers;
         seconds += (nodes[n].forward_ms + nodes[n].backward_ms) * 1e-3;
       }
@@ -91,7 +97,7 @@ inline void drop_loose_ends(std::vector<GraphNode> const& nodes, std::vector<std
                             stays.node->line, "; left out of the chain: ", counted(layers, "layer"),
                             " of ", seconds, " s"));
   }
-  std::erase_if(order, [&](std::size_t n) { return !is_piece(n) && !stays.before[n]; });
+  std::erase_if(order, [&](std::size_t n) { return !belongs(n, stays); });
 }
 
 /// Reads one file. Lines are numbered from 1, as in error messages.

@@ -26,6 +26,7 @@ struct Gpus {
   using policy_tag = DeviceTag;
   using Backend = cuda::GpusBackend;
   static constexpr DeviceTraits traits{.obeys_placement = true,
+                                       .needs_every_place = true,
                                        .parameter_memory = true,
                                        .takes_layer_types = true,
                                        .enqueues_updates = true,

@@ -17,13 +17,14 @@ namespace not_finite_model {
 using namespace gpus_model;
 using sg::NonFinite;
 
-/// Backward calls so far of a `Poison`, and the one after which gradients are not finite.
+/// Backward calls so far of a `Poison`, and those after which gradients are not finite.
 struct Calls {
   std::atomic<int> made{0};
   std::atomic<int> poisoned{-1};
+  std::atomic<int> again{-1};
 };
 
-/// Hands on what it is given, until the call that makes a gradient NaN.
+/// Hands on what it is given, but for the calls that make a gradient NaN.
 struct Poison {
   using Input = Matrix;
   using Output = Matrix;
@@ -32,7 +33,8 @@ struct Poison {
   void backward_input(sg::Context&, Matrix const&, Matrix const& dy, Matrix& dx,
                       sg::NothingSaved&) {
     dx = dy;
-    if (calls->made++ == calls->poisoned) dx[0] = std::numeric_limits<float>::quiet_NaN();
+    int const call = calls->made++;
+    if (call == calls->poisoned || call == calls->again) dx[0] = std::numeric_limits<float>::quiet_NaN();
   }
 };
 

@@ -161,6 +161,54 @@ TEST_CASE("nccl/NonFinite: all processes fail the same steps, whenever each of t
   for (auto const& words : wrong) CHECK(words == "");
 }
 
+TEST_CASE("nccl/NonFinite: after a second failure, all processes go on from the same step",
+          "[nccl]") {
+  not_finite_model::How how;
+  how.capture = GENERATE(false, true);
+  how.two_owners = GENERATE(false, true);
+  how.ahead = 3;
+  CAPTURE(how.capture, how.two_owners);
+  si::Session const session;
+  auto const data = batches(10, not_finite_model::parts, false);
+  not_finite_model::Calls none;
+  auto host = on_host(how, sg::NonFinite::fail, &none);
+  std::vector<double> expected;
+  for (std::size_t const s : {0, 1, 8, 9}) expected.push_back(sg::run(host.step(data[s])).loss);
+  auto const parameters = bits(host);
+  auto const wrong =
+      in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+        not_finite_model::Calls calls;
+        int const of_a_step = not_finite_model::parts / (how.two_owners ? 2 : 1);
+        if (process == 0) {
+          calls.poisoned = 2 * of_a_step;
+          calls.again = 5 * of_a_step;
+        }
+        auto train = on_device(gpus, how, sg::NonFinite::fail, &calls);
+        std::vector<sg::Ticket> tickets;
+        std::string words;
+        for (std::size_t s = 0; s < data.size(); ++s) {
+          tickets.push_back(sg::enqueue(train.step(data[s])));
+          // Process 0 alone sees the first failure at once, and begins three more steps before it
+          // knows that two of them change nothing, since process 1 has not seen it.
+          if (process == 0 && s == 2) static_cast<void>(words_of([&] { tickets[s].metrics(); }));
+        }
+        std::vector<double> losses;
+        for (std::size_t s = 0; s < data.size(); ++s) {
+          auto const told = words_of([&] { losses.push_back(tickets[s].metrics().loss); });
+          bool const fails = s >= 2 && s < 8;
+          if (fails ? !has(told, "is not finite, so nothing was updated after step 2: ")
+                    : !told.empty())
+            words += std::to_string(s) + ": " + told + "; ";
+        }
+        if (losses != expected) words += "losses ";
+        if (train.steps() != 4) words += "steps " + std::to_string(train.steps()) + " ";
+        train.gather_parameters();
+        if (bits(train) != parameters) words += "parameters ";
+        return words;
+      });
+  for (auto const& words : wrong) CHECK(words == "");
+}
+
 TEST_CASE("nccl/NonFinite: all processes skip the same step", "[nccl]") {
   not_finite_model::How how;
   how.capture = GENERATE(false, true);

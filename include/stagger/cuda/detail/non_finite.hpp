@@ -45,7 +45,7 @@ class NonFiniteSteps {
   /// An iteration is about to be enqueued.
   void begin(std::size_t slot) noexcept {
     current_ = slot;
-    all_[slot] = {machine_.steps(), period_};
+    all_[slot] = {steps(), period_};
   }
   /// It was enqueued.
   void went(std::size_t slot) noexcept { all_[slot].in_flight = true; }
@@ -73,12 +73,17 @@ class NonFiniteSteps {
       if (counted) machine_.resume(machine_.steps() - 1);
       step.skipped = skips ? 1 : 0;
       if (!counted) machine_.run.skipped = step.skipped;
+      if (!skips && !reason_)
+        reason_ = raised(Errc::peer_failed,
+                         "another process has seen a step fail that this process has not; make the "
+                         "pipeline again in all processes");
       if (!skips) step.failure = reason_;
     } else {
       if (step.period == period_) {  // otherwise an earlier one has failed, and it changed nothing
-        reason_ = failure_of(found < 0 ? -found : found, step.before);
+        std::int64_t const before = step.before - skipped_;
+        reason_ = failure_of(found < 0 ? -found : found, before);
         raise_period();
-        machine_.resume(step.before);
+        machine_.resume(before);
       }
       step.failure = reason_;
     }
@@ -89,7 +94,7 @@ class NonFiniteSteps {
 
  private:
   struct Noted {
-    std::int64_t before = 0;  // steps taken
+    std::int64_t before = 0;  // steps(), which stays when earlier ones are found to be skipped
     std::int64_t period = 0;
     bool in_flight = false;
     int skipped = 0;
