@@ -32,7 +32,7 @@ stagger::cluster::Cluster read_cluster(std::string const& name) {
 
 stagger::cluster::Profile ModelAndCluster::profile() const {
   if (needs_batch_) require_count(batch_flag_, batch_);
-  std::string const text = read_file(profile_);
+  std::string text = read_file(profile_);
   std::string const source = source_name(profile_);
   bool const graph = stagger::cluster::is_graph_txt(text);
   if (graph && needs_batch_ && batch_ == 0)
@@ -43,8 +43,8 @@ stagger::cluster::Profile ModelAndCluster::profile() const {
   if (!graph && batch_ != 0)
     refuse("--profile-batch is for PipeDream's graph.txt, and " + source +
            " says its batch itself; leave --profile-batch out");
-  auto profile = graph ? stagger::cluster::read_graph_txt(text, source, std::max(batch_, 1))
-                       : stagger::json::read_profile(text, source);
+  auto profile = stagger::json::read_any_profile(
+      std::move(text), source, stagger::json::ProfileUse::planning, std::max(batch_, 1));
   warn(profile_, profile);
   return profile;
 }

@@ -71,8 +71,9 @@ template <class T> class Loop {
     place_.scratch = scratch_.data();
     place_.kernels = &sg::cuda::parameter_kernels;
     place_.refused = &refused_;
-    sg::cuda::check(cudaMemsetAsync(scale_.data(), 0, sizeof(sg::cuda::GradientScale), stream_.get()),
-                    "set up the scale of the gradients");  // nobody looks whether they are finite
+    sg::cuda::check(
+        cudaMemsetAsync(scale_.data(), 0, sizeof(sg::cuda::GradientScale), stream_.get()),
+        "set up the scale of the gradients");  // nobody looks whether they are finite
     place_.loss_on_device = &loss_on_device_;
   }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <stagger/cluster/profile.hpp>
+#include <stagger/core/byte_order_mark.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/from_chars.hpp>
 

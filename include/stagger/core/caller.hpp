@@ -83,7 +83,7 @@ class Caller {
 
   std::atomic<std::uint32_t> requests_{0};
   std::atomic<bool> quit_{false};
-  std::atomic<std::uint32_t> done_{0};  // of these
+  std::atomic<std::uint32_t> done_{0};  // of the requests
   std::atomic<void*> then_{nullptr};    // address of the coroutine that waits
   bool* gone_ = nullptr;  // on the stack of the thread, while the coroutine runs there
   std::thread thread_;

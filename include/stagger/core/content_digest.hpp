@@ -65,9 +65,10 @@ concept Numbers = std::is_enum_v<T> || (std::is_arithmetic_v<T> && sizeof(T) <= 
                   (std::is_class_v<T> && std::is_trivially_copyable_v<T> && sizeof(T) <= 256 &&
                    (AggregateOf<T, float> || AggregateOf<T, double> || AggregateOf<T, int>));
 
-/// Containers on the host whose elements lie one after the other. (A cuda::Tensor has no iterators.)
+/// Containers whose elements lie one after the other, in memory of their own on the host. (A
+/// cuda::Tensor has no iterators; a view may be of memory of a GPU.)
 template <class T>
-concept Contiguous = requires(T const& values) {
+concept Contiguous = !std::ranges::enable_borrowed_range<T> && requires(T const& values) {
   { values.begin() } -> std::contiguous_iterator;
   values.data();
   values.size();
@@ -104,7 +105,8 @@ template <class T> consteval bool adds_content() {
 template <class T> inline constexpr bool has_content = adds_content<T>();
 
 /// Adds the contents of numbers, tensors, vectors and other contiguous containers, std::optional, and
-/// of all fields of types with `fields()`; of all other types, and of memory of a GPU, the shape.
+/// of all fields of types with `fields()`; of views, of all other types, and of memory of a GPU, the
+/// shape.
 template <class T> void add_content(ContentDigest& digest, T const& value) {
   if constexpr (HasFields<T>) {
     std::apply([&](auto const&... field) { (add_content(digest, field), ...); }, value.fields());

@@ -105,12 +105,21 @@ namespace detail {
 }
 
 /// Bytes as a sentence has them: "68 bytes", from 1 MiB on "358.6 MiB".
-[[nodiscard]] [[gnu::cold]] inline std::string sized(double bytes) {
+/// @param up  rounds up, not to the nearest number that can be written
+[[nodiscard]] [[gnu::cold]] inline std::string sized(double bytes, bool up = false) {
   constexpr double mebibyte = 1048576;
-  if (!(bytes >= mebibyte)) return counted(static_cast<std::int64_t>(bytes + 0.5), "byte");
+  auto const rounded = [&](double number) {
+    auto const whole = static_cast<std::int64_t>(number + (up ? 0 : 0.5));
+    return whole + (up && static_cast<double>(whole) < number ? 1 : 0);
+  };
+  if (!(bytes >= mebibyte)) return counted(rounded(bytes), "byte");
   if (bytes >= mebibyte * 1e14) return text(bytes / mebibyte, " MiB");
-  auto const tenths = static_cast<std::int64_t>(bytes * 10 / mebibyte + 0.5);
+  std::int64_t const tenths = rounded(bytes * 10 / mebibyte);
   return text(tenths / 10, ".", tenths % 10, " MiB");
+}
+
+[[nodiscard]] std::string sized(std::integral auto bytes) {
+  return sized(static_cast<double>(bytes));
 }
 
 /// Length of the well-formed UTF-8 sequence at the front of `text`, 0 if there is none.
@@ -155,14 +164,6 @@ namespace detail {
   }
   return out;
 }
-
-namespace detail {
-/// The text of a file without the byte order mark that some editors write at its front.
-[[nodiscard]] constexpr std::string_view without_byte_order_mark(std::string_view text) noexcept {
-  constexpr std::string_view mark = "\xEF\xBB\xBF";
-  return text.substr(text.starts_with(mark) ? mark.size() : 0);
-}
-}  // namespace detail
 
 /// The kinds of errors.
 enum class Errc : std::uint8_t {

@@ -122,7 +122,7 @@ class WholeFile {
   /// @throws Error io if it could not be written to the disk; the previous file is then unchanged
   void commit() {
     if (!in_place_ && ::fsync(file_.get()) != 0) fail_errno();
-    // Locked until it has its name: what keeps the lock is the file, however often it is open.
+    // Locked until it has its name: a second descriptor of the same open file keeps its lock.
     detail::Descriptor const locked(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
     if (!file_.close() && errno != EINTR) fail_errno();
     if (in_place_) return;

@@ -120,13 +120,6 @@ template <class P> [[nodiscard]] std::uint64_t policy_digest(P const& policy) no
   words += digits;
 }
 
-/// The name of a type, as the compiler writes it.
-template <class T> consteval auto type_name() {
-  std::string_view const all = __PRETTY_FUNCTION__;
-  std::size_t const first = all.find("T = ") + 4;
-  return all.substr(first, all.size() - 1 - first);
-}
-
 /// Likewise, whatever its type.
 [[gnu::cold]] inline void append_number(std::string& words, PolicyNumber const& number) {
   if (number.kind == PolicyNumber::Kind::real)
@@ -135,6 +128,13 @@ template <class T> consteval auto type_name() {
   words += number.kind == PolicyNumber::Kind::natural
                ? std::to_string(number.bits)
                : std::to_string(static_cast<std::int64_t>(number.bits));
+}
+
+/// The name of a type, as the compiler writes it.
+template <class T> consteval auto type_name() {
+  std::string_view const all = __PRETTY_FUNCTION__;
+  std::size_t const first = all.find("T = ") + 4;
+  return all.substr(first, all.size() - 1 - first);
 }
 
 /// The name that a policy gives itself: `static constexpr std::string_view name`; else that of its

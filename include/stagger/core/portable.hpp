@@ -201,21 +201,27 @@ struct Portable<std::vector<U>> {
   }
 };
 
-/// A std::optional that is not copied as it lies in memory: whether there is a value, and the value.
-template <class U>
-  requires(Portable<U>::exists && !detail::Flat<std::optional<U>>)
-struct Portable<std::optional<U>> {
+namespace detail {
+/// Of a std::optional that is not copied as it lies in memory: whether there is a value, and the
+/// value.
+/// @tparam Traits  of its value
+template <class Traits, class U> struct PortableOptional {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, std::optional<U> const& value) {
     out.add(value.has_value());
-    if (value) Portable<U>::write(out, *value);
+    if (value) Traits::write(out, *value);
   }
   static void read(ByteReader& in, std::optional<U>& value) {
     if (!in.take<bool>()) return value.reset();
     if (!value) value.emplace();
-    Portable<U>::read(in, *value);
+    Traits::read(in, *value);
   }
 };
+}  // namespace detail
+
+template <class U>
+  requires(Portable<U>::exists && !detail::Flat<std::optional<U>>)
+struct Portable<std::optional<U>> : detail::PortableOptional<Portable<U>, U> {};
 
 template <detail::HasFields T>
   requires detail::Fields<Portable, decltype(std::declval<T&>().fields())>::exist

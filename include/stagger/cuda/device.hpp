@@ -27,16 +27,6 @@ struct MemoryNeed {
   int in_flight = 0;                  ///< most microbatches in flight at once
 };
 
-namespace detail {
-
-/// A number of bytes as text, to a tenth of a MiB.
-[[nodiscard]] [[gnu::cold]] inline std::string mebibytes(std::uint64_t bytes) {
-  if (bytes < std::uint64_t{1} << 20U) return text(bytes, " bytes");
-  return text(static_cast<double>(bytes * 10 >> 20U) / 10, " MiB");
-}
-
-}  // namespace detail
-
 /// Number of GPUs that this process may use.
 /// @throws Error  without a driver, without a GPU, or with a driver older than the toolkit this was
 ///                built with
@@ -90,7 +80,6 @@ namespace detail {
   auto const flying = static_cast<std::uint64_t>(need.in_flight);
   std::uint64_t const needed = need.fixed_bytes + flying * need.in_flight_bytes;
   if (needed <= info.free_bytes) return info;
-  using detail::mebibytes;
   std::string fits = "not even the parameters fit; use more stages";
   if (need.in_flight_bytes > 0 && need.fixed_bytes + need.in_flight_bytes <= info.free_bytes)
     fits = text("it fits with ",
@@ -98,10 +87,10 @@ namespace detail {
                 " in flight or fewer");
   else if (need.fixed_bytes <= info.free_bytes)
     fits = "not one microbatch in flight fits; use smaller ones, more stages or recompute";
-  raise(Errc::bad_configuration, "GPU ", index, " (", info.name, ") needs ", mebibytes(needed),
-        ": ", mebibytes(need.fixed_bytes), " and ", need.in_flight, " x ",
-        mebibytes(need.in_flight_bytes), " in flight; free are ", mebibytes(info.free_bytes),
-        " of ", mebibytes(info.total_bytes), "; ", fits);
+  raise(Errc::bad_configuration, "GPU ", index, " (", info.name, ") needs ", sized(needed), ": ",
+        sized(need.fixed_bytes), " and ", need.in_flight, " x ", sized(need.in_flight_bytes),
+        " in flight; free are ", sized(info.free_bytes), " of ", sized(info.total_bytes), "; ",
+        fits);
 }
 
 }  // namespace stagger::cuda

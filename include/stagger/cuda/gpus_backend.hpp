@@ -21,6 +21,7 @@
 #include <stagger/cuda/detail/messages.hpp>
 #include <stagger/cuda/detail/non_finite.hpp>
 #include <stagger/cuda/detail/parameter_memory.hpp>
+#include <stagger/cuda/detail/square_sums.hpp>
 #include <stagger/engine/backend.hpp>
 
 namespace stagger::cuda {
@@ -45,6 +46,7 @@ class Enqueuer {
   Enqueuer& operator=(Enqueuer const&) = delete;
   ~Enqueuer() = default;
 
+  /// Gives the iterations of each GPU their memory for the loaded program.
   [[gnu::cold]] void load_iterations(std::size_t slots) {
     int const processes = gpus_->processes() == nullptr ? 0 : gpus_->processes()->size();
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
@@ -293,6 +295,7 @@ class GpusBackend : detail::Enqueuer {
     warm_ = false;
     load_iterations(slots());
   }
+  /// Compares what the processes are given, in the first step of a loaded program.
   void complete(stagger::detail::StepArguments const& step, double*) {
     if (!warm_) detail::compare_batches(gpus_->processes(), machine_, options_, step);
   }
@@ -316,8 +319,6 @@ class GpusBackend : detail::Enqueuer {
       in_flight_.lose(std::current_exception(), decided_);
     }
   }
-
-  // Functions for running ahead.
 
   [[nodiscard]] bool runs_ahead() const noexcept {
     return !machine_.options().record && !machine_.run.grouping_run.measures();
@@ -402,6 +403,7 @@ class GpusBackend : detail::Enqueuer {
   /// Does not resume what `start` was given. Returns when the step is done.
   void withdraw() noexcept { caller_.withdraw(*this); }
 
+  /// The step ends as soon as it can. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { machine_.fail(std::move(failure)); }
 
   /// Sends the values and the optimizer state of every layer from the process that updates it. All

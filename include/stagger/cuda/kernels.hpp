@@ -36,7 +36,7 @@ namespace detail {
 struct NonFiniteMemory {
   std::int64_t period = 0;
   std::int64_t failed = 0;   // GradientScale::not_finite of the step that failed
-  std::int64_t skipped = 0;  // steps that changed nothing, although the host had seen what failed
+  std::int64_t skipped = 0;  // steps since then that changed nothing, but for those of a failure
 };
 
 }  // namespace detail
@@ -79,18 +79,20 @@ struct GradientScale {
     if (processes != 0) *seen = static_cast<double>(period);
   }
 
-  // For the library, like the rest of the device's copy.
-  std::int64_t not_finite =
-      0;  // 1 + the number of the last parameter whose gradient is not finite;
-          // 1 + count: each is, but their norm is not; below 0: that of the
-          // step that failed before
-  static constexpr std::int64_t unseen = -(std::int64_t{1} << 62U);  // not_finite: a process has
-                                                                     // not seen yet what failed
-  detail::NonFiniteMemory* memory = nullptr;                         // null: nobody looks
-  std::int64_t processes = 0;  // that add up `seen`; 0: this one is alone
-  double* seen = nullptr;      // sums[count]: the period that the host of each process is in
-  std::int64_t period = 0;
-  std::int64_t skips = 0;  // 1: such a step is skipped; 0: it fails
+  // What follows is for the library alone. It sends all but `not_finite` to the device before each
+  // iteration.
+
+  /// `not_finite` while some process has not seen yet that an earlier step failed.
+  static constexpr std::int64_t unseen = -(std::int64_t{1} << 62U);
+  /// 0: every gradient is finite. Above 0: 1 + the number of the last parameter of which the sum of
+  /// squares is not; 1 + count where only the sum over all parameters is not. Below 0: minus what an
+  /// earlier step of the period failed with.
+  std::int64_t not_finite = 0;
+  detail::NonFiniteMemory* memory = nullptr;  ///< null: nobody looks
+  std::int64_t processes = 0;                 ///< that add up `seen`; 0: this one is alone
+  double* seen = nullptr;   ///< sums[count]: the period that the host of each process is in
+  std::int64_t period = 0;  ///< see NonFiniteMemory
+  std::int64_t skips = 0;   ///< 1: a step that is not finite is skipped; 0: it fails
 
  private:
   [[nodiscard]] STAGGER_ANYWHERE static bool is_finite(double x) { return x - x == 0; }
@@ -132,12 +134,12 @@ namespace detail {
 
 /// A rank's numbers while its work is enqueued.
 struct StepPlace {
-  StepNumbers* numbers = nullptr;  // of the device, as the next four
+  StepNumbers* numbers = nullptr;  // in device memory, as the next four
   void const* optimizer = nullptr;
   GradientScale* scale = nullptr;
   double* losses = nullptr;   // [microbatches] of the replica
   double* scratch = nullptr;  // [kernels->scratch_size]
-  std::int64_t steps = 0;     // numbers->steps while the work is enqueued
+  std::int64_t steps = 0;     // the host's copy of numbers->steps while the work is enqueued
   ParameterKernels const* kernels = nullptr;
   cudaError_t* refused = nullptr;  // the error of a call that CUDA refused after the step was
                                    // decided

@@ -86,9 +86,8 @@ class Pool {
     std::size_t free = 0;
     std::size_t total = 0;
     static_cast<void>(cudaMemGetInfo(&free, &total));
-    raise(result, "the GPU has no ", detail::mebibytes(bytes), " more: ", detail::mebibytes(free),
-          " of ", detail::mebibytes(total), " are free, so a tensor of at most that fits; ",
-          detail::remedy(result));
+    raise(result, "the GPU has no ", sized(bytes), " more: ", sized(free), " of ", sized(total),
+          " are free, so a tensor of at most that fits; ", detail::remedy(result));
   }
 
  private:

@@ -53,17 +53,7 @@ template <stagger::detail::Flat T> struct Wire<T> : Portable<T> {
 
 template <class U>
   requires(Wire<U>::exists && !stagger::detail::Flat<std::optional<U>>)
-struct Wire<std::optional<U>> {
-  static constexpr bool exists = true;
-  static void write(ByteWriter& out, std::optional<U> const& value) {
-    out.add(value.has_value());
-    if (value) Wire<U>::write(out, *value);
-  }
-  static void read(ByteReader& in, std::optional<U>& value) {
-    if (!in.take<bool>()) return value.reset();
-    if (!value) value.emplace();
-    Wire<U>::read(in, *value);
-  }
+struct Wire<std::optional<U>> : stagger::detail::PortableOptional<Wire<U>, U> {
   template <class Visit> static void blocks(std::optional<U>& value, Visit& visit) {
     if (value) Wire<U>::blocks(*value, visit);
   }

@@ -27,6 +27,7 @@
 /// | withdraw() noexcept | `start` has returned true, and the coroutine is gone; needed where it may | does not resume `then`; returns when the step is done, after `fail` |
 /// | enqueue(slot) and the rest of RunsAhead | devices that run ahead: each step | hands the step to the device and returns |
 /// | open(number, prepares), give_up(why) | devices of several processes: each request | all processes begin together, or none |
+/// | complete(arguments, terms) | each request, before losses are weighed; needed with `open` | compares what the processes are given, and adds what only others know |
 /// | begin(), drive_together() | devices that share a virtual time: each step | takes part; goes on until some step ends |
 /// | capture(on) | devices that record graphs: when the user asks | later steps are recorded and replayed, or not |
 /// | fail(why) | whenever anything throws, by any thread | the step ends as soon as it can; the first failure is told |

@@ -22,6 +22,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <stagger/core/byte_order_mark.hpp>
 #include <stagger/core/error.hpp>
 
 namespace stagger::json {

@@ -80,10 +80,12 @@ inline void read_weight(Field const& from, double backward_s, std::optional<doub
 }
 
 /// Reads either form of a profile: JSON, or PipeDream's graph.txt.
+/// @param batch  samples that a graph.txt is for, which it does not say
 /// @throws Error  bad_data naming file, line, field and value
 [[nodiscard]] inline cluster::Profile read_any_profile(std::string text, std::string source,
-                                                       ProfileUse use = ProfileUse::planning) {
-  if (cluster::is_graph_txt(text)) return cluster::read_graph_txt(text, source);
+                                                       ProfileUse use = ProfileUse::planning,
+                                                       int batch = 1) {
+  if (cluster::is_graph_txt(text)) return cluster::read_graph_txt(text, source, batch);
   return read_profile(std::move(text), std::move(source), use);
 }
 

@@ -49,9 +49,12 @@ struct Gpus {
   Rendezvous rendezvous{};      ///< how the processes find each other
   Invitation const* invitation = nullptr;  ///< replaces `rendezvous`: invite(rank, broadcast)
   bool shapes_change = false;  ///< from step to step, of values that go to another process
-  /// Whether the first step with each number of microbatches fails if processes are given different
-  /// batches. What is compared are digests of numbers, vectors and host tensors, and of types with
-  /// `fields()`; of other types, and of tensors on a GPU, the sizes.
+  /// Whether the first step after a program is loaded fails if processes are given different batches;
+  /// a program is loaded before the first step of training, evaluation or prediction, and when the
+  /// number of microbatches changes or one of the three follows another. What is compared are digests
+  /// of numbers, vectors and host tensors, and of types with `fields()`; of views, of other types and
+  /// of tensors on a GPU, the sizes. A container of your own that has iterators must own memory of
+  /// the host.
   bool check_batches = true;
   cuda::detail::Wires wires{};
   stagger::detail::BatchContents contents{};

@@ -112,8 +112,8 @@ template <class Possible>
           "sample";
     } else {
       double const lack = shortage.needed - shortage.available;
-      change = text("give the device ", sized(lack + (lack < 1048576 ? 0.5 : 52429)),  // rounded up
-                    " more, or cut the layer into smaller ones");
+      change =
+          text("give the device ", sized(lack, true), " more, or cut the layer into smaller ones");
     }
   }
   return infeasible(w, std::move(shortage));

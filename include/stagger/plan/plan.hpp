@@ -53,7 +53,7 @@ struct PlanStage {
   Limit limit = Limit::time;
 
   [[nodiscard]] int replicas() const noexcept { return static_cast<int>(devices.size()); }
-  /// Samples of a microbatch on each replica, on average over both.
+  /// Samples of a microbatch on each replica, on average over microbatches and replicas.
   [[nodiscard]] double share(int batch, int microbatches) const noexcept {
     return static_cast<double>(batch) / (microbatches < 1 ? 1 : microbatches) /
            (devices.empty() ? 1 : replicas());

@@ -88,11 +88,11 @@ struct Dataflow {
   }
 };
 
-/// @param fault  what the table does wrong with a part of the action's stage and microbatch
+/// @param fault  what the table does wrong with an action of this stage and microbatch
 [[noreturn]] [[gnu::cold]] inline void refuse_action(schedule::Action const& action,
                                                      char const* fault) {
-  raise(Errc::bad_schedule, "the table ", fault, " a part of stage ", action.stage, ", microbatch ",
-        action.microbatch, "; schedule::verify says which");
+  raise(Errc::bad_schedule, "the table ", fault, " an action of stage ", action.stage,
+        ", microbatch ", action.microbatch, "; schedule::verify says which");
 }
 
 /// Adds a cell for each stage of each rank, also for one that a rank only holds (REDUCE_GRAD).
@@ -102,7 +102,11 @@ struct Dataflow {
   flow.first_cell.resize(last_owner.size() + 1);
   for (int r = 0; r < flow.ranks(); ++r)
     for (auto const& action : table.row(flow.rows[r])) {
-      if (!in_range(table, action)) refuse_action(action, "has no place in its counts for");
+      if (!in_range(table, action))
+        raise(Errc::bad_schedule, "the table has an action of stage ", action.stage,
+              ", microbatch ", action.microbatch, ", slice ", action.slice, " beyond its ",
+              counted(table.stages, "stage"), ", ", counted(table.microbatches, "microbatch"),
+              " and ", counted(table.slices, "slice"), "; raise its counts, or remove the action");
       if (last_owner[action.stage] == r) continue;
       last_owner[action.stage] = r;
       Cell cell;

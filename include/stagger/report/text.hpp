@@ -172,7 +172,7 @@ struct TextGrid {
   return grid;
 }
 
-/// "F-- forward, B== backward, .. idle": the kinds that occur, as they look in a line.
+/// "F-- forward, B== backward, ... idle": the kinds that occur, as they look in a line.
 [[nodiscard]] inline std::string legend_of(std::vector<std::vector<TextBlock>> const& rows) {
   std::string out;
   for (ActionStyle const& style : action_styles) {

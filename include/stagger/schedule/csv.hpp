@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/byte_order_mark.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/from_chars.hpp>
 #include <stagger/schedule/costs.hpp>

@@ -83,14 +83,14 @@ struct Fault {
   /// Of a deadlock: the wait in `cycle` of which only an overlapped pair is the reason, since the
   /// first action of the pair is what the wait before it needs; -1 if there is none.
   int pair = -1;
-  /// Of a duplicate: B, I or W if that is there already; where it is another kind than the action's,
-  /// B stands beside I or W.
+  /// Of a duplicate backward: which backward of the same stage and microbatch is there already. It
+  /// differs from the action's kind where a whole backward (B) stands beside a half (I or W).
   Kind beside = Kind::forward;
   /// How many waits of the cycle are held.
   [[nodiscard]] constexpr int held() const noexcept {
     return waits < static_cast<int>(cycle.size()) ? waits : static_cast<int>(cycle.size());
   }
-  /// Whether a rank has no actions at all. `action` then means nothing.
+  /// Whether a rank has no actions at all, or the table no rows. `action` then means nothing.
   [[nodiscard]] constexpr bool no_actions() const noexcept {
     return kind == FaultKind::missing && index == 0;
   }
@@ -156,7 +156,9 @@ namespace detail {
     return text(what, " (rank ", fault.rank, ", action ", fault.index, ")",
                 detail::fault_words[static_cast<int>(fault.kind)].meaning, detail::cycle_of(fault));
   if (fault.no_actions())
-    return text("rank ", fault.rank, " has no actions; give it some, or remove its row");
+    return fault.rank < 0
+               ? "the table has no rows; give it one for each rank"
+               : text("rank ", fault.rank, " has no actions; give it some, or remove its row");
   return what + detail::fault_words[static_cast<int>(fault.kind)].meaning;
 }
 

@@ -124,12 +124,11 @@ TEST_CASE("cluster/read_graph_txt: a branch that never joins the others is left 
                                     "g.txt");
   CHECK(names(equal) == "a__getitem__(1)c");
   // A piece goes with the layer that makes its tuple; what two branches share is counted once.
-  auto const shared =
-      read_graph_txt(node(1, "a") + node(2, "s") + node(3, "x") + node(4, "y") +
-                         node(5, "__getitem__(0)") + node(6, "b") + node(7, "c") + node(8, "d") +
-                         edge(1, 2) + edge(2, 3) + edge(2, 4) + edge(2, 5) + edge(1, 6) +
-                         edge(6, 7) + edge(7, 8),
-                     "g.txt");
+  auto const shared = read_graph_txt(node(1, "a") + node(2, "s") + node(3, "x") + node(4, "y") +
+                                         node(5, "__getitem__(0)") + node(6, "b") + node(7, "c") +
+                                         node(8, "d") + edge(1, 2) + edge(2, 3) + edge(2, 4) +
+                                         edge(2, 5) + edge(1, 6) + edge(6, 7) + edge(7, 8),
+                                     "g.txt");
   CHECK(names(shared) == "abcd");
   REQUIRE(shared.warnings.size() == 2);
   CHECK_THAT(shared.warnings[0], Catch::Contains("node3 of") && Catch::Contains(": 3 layers of"));

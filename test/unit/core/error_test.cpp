@@ -92,6 +92,9 @@ TEST_CASE("core/sized: bytes, and mebibytes where there are any", "[core]") {
   CHECK(stagger::sized(1048576) == "1.0 MiB");
   CHECK(stagger::sized(376e6) == "358.6 MiB");
   CHECK(stagger::sized(1.8e19) == "17166137695312.5 MiB");
+  CHECK(stagger::sized(67.1, true) == "68 bytes");
+  CHECK(stagger::sized(67, true) == "67 bytes");
+  CHECK(stagger::sized(1048577, true) == "1.1 MiB");
   CHECK(stagger::sized(1e30) == "9.53674316e+23 MiB");
 }
 

@@ -79,9 +79,8 @@ TEST_CASE("cuda/device: too little memory says what is needed, free, and what wo
   };
   CHECK(need(20, 10, 8).empty());
   CHECK(need(20, 10, 9) ==
-        "GPU 0 (stand-in) needs 110 MiB: 20 MiB and 9 x 10 MiB in flight; free are 100 MiB of 100 "
-        "MiB; it fits "
-        "with 8 microbatches in flight or fewer");
+        "GPU 0 (stand-in) needs 110.0 MiB: 20.0 MiB and 9 x 10.0 MiB in flight; free are 100.0 MiB "
+        "of 100.0 MiB; it fits with 8 microbatches in flight or fewer");
   CHECK(need(120, 10, 1).find("not even the parameters fit; use more stages") != std::string::npos);
   CHECK(need(95, 10, 4).find("not one microbatch in flight fits") != std::string::npos);
 }

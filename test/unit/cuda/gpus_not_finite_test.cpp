@@ -95,7 +95,8 @@ TEST_CASE("cuda/NonFinite: a failed step and those in flight behind it change no
     } catch (sg::Error const& error) {
       CHECK(error.code() == sg::Errc::not_finite);
       CHECK(has(error.what(),
-                "a gradient of layer 2 on rank 0 is not finite, so nothing was updated after step "
+                "a gradient of layer 2 on rank 0, or the sum of its squares, is not finite, so "
+                "nothing was updated after step "
                 "2: "));
     }
   }

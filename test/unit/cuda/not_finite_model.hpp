@@ -34,7 +34,8 @@ struct Poison {
                       sg::NothingSaved&) {
     dx = dy;
     int const call = calls->made++;
-    if (call == calls->poisoned || call == calls->again) dx[0] = std::numeric_limits<float>::quiet_NaN();
+    if (call == calls->poisoned || call == calls->again)
+      dx[0] = std::numeric_limits<float>::quiet_NaN();
   }
 };
 

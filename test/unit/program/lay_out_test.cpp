@@ -464,11 +464,11 @@ TEST_CASE("program/lay_out: what the engine's own checks say of a table", "[prog
   SECTION("twice") {
     at(1, 2).microbatch = 0;  // 1F1
     CHECK(said(table) ==
-          "the table repeats a part of stage 1, microbatch 0; schedule::verify says which");
+          "the table repeats an action of stage 1, microbatch 0; schedule::verify says which");
   }
   SECTION("not at all") {
     at(1, 2).kind = Kind::backward_weight;
-    CHECK_THAT(said(table), Catch::Contains("a part of stage 1, microbatch 1"));
+    CHECK_THAT(said(table), Catch::Contains("an action of stage 1, microbatch 1"));
     Table less = table.like(0);
     for (int r = 0; r < 2; ++r) {
       less.begin_row();
@@ -476,11 +476,13 @@ TEST_CASE("program/lay_out: what the engine's own checks say of a table", "[prog
         if (a.stage == 0 || a.microbatch == 0) less.add(a);
     }
     CHECK(said(less) ==
-          "the table lacks a part of stage 1, microbatch 1; schedule::verify says which");
+          "the table lacks an action of stage 1, microbatch 1; schedule::verify says which");
   }
   SECTION("beyond its counts") {
     at(0, 0).slice = -1;
-    CHECK_THAT(said(table), Catch::Contains("has no place in its counts for a part of stage 0"));
+    CHECK_THAT(
+        said(table),
+        Catch::Contains("has an action of stage 0, microbatch 0, slice -1 beyond its 2 stages"));
     table.slices = -1;
     table.microbatches = -2;
     CHECK_THAT(said(table), Catch::Contains("-2 microbatches and -1 slices cannot be run"));

@@ -358,6 +358,7 @@ TEST_CASE(
   CHECK(f.kind == FaultKind::missing);
   CHECK(to_string(f.action) == "0F1");
   CHECK(verify(Table{}).kind == FaultKind::missing);
+  CHECK(message(verify(Table{})) == "the table has no rows; give it one for each rank");
 }
 
 TEST_CASE("schedule/verify: every schedule is legal, and so is its lowered form on all channels",

@@ -33,10 +33,6 @@ struct GpusOptions {
   stagger::detail::BatchContents contents{};  // null functions: batches are not compared
 };
 
-[[noreturn]] [[gnu::cold]] inline void refuse_lost() {
-  raise(Errc::device, "a GPU or its communicator was lost in an earlier step; make a new pipeline");
-}
-
 /// @param together  whether other processes take the same steps
 /// @throws stagger::Error  bad_configuration, naming the kernel that is missing
 [[gnu::cold]] inline void require_runnable(stagger::detail::Machine const& machine,

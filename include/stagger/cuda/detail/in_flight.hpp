@@ -22,6 +22,10 @@
 
 namespace stagger::cuda::detail {
 
+[[noreturn]] [[gnu::cold]] inline void refuse_lost() {
+  raise(Errc::device, "a GPU or its communicator was lost in an earlier step; make a new pipeline");
+}
+
 /// Keeps an object until the process ends, since a device may still use it.
 inline void leave_behind(std::shared_ptr<void const> thing) {
   static std::mutex mutex;

@@ -127,7 +127,7 @@ class NonFiniteSteps {
       while (l < layers.size() && machine_.model.layers_of(program.cells[c].stage).last <= l) ++c;
       if (l < layers.size())
         what = text("a gradient of layer ", machine_.model.number(l), " on rank ",
-                    program.cells[c].rank, " is not finite");
+                    program.cells[c].rank, ", or the sum of its squares, is not finite");
     }
     return what;
   }

@@ -438,4 +438,21 @@ class Streams {
   bool insists_ = false;
 };
 
+/// Joins the rows that replicas predict, on the GPU of the first rank, after the work of all GPUs.
+inline void join_outputs(Streams& streams, std::size_t slot) {
+  auto const& gpus = streams.gpus();
+  if (gpus.processes() != nullptr)
+    raise(Errc::bad_configuration,
+          "the rows that replicas predict in several processes are not brought together; predict "
+          "in a pipeline of one process, or without Options::replicas");
+  std::size_t const own = streams.gpu_of(0);
+  streams.use(own);
+  auto const& stream = gpus[own].main_stream;
+  for (std::size_t g = 0; g < gpus.size(); ++g)
+    if (g != own) streams.wait(stream, streams.end_of(slot, g));
+  AtPlace const here(streams.place_of(0, stream));
+  streams.machine().join_outputs();
+  streams.record(stream, streams.end_of(slot, own));
+}
+
 }  // namespace stagger::cuda::detail

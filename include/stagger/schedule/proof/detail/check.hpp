@@ -337,7 +337,7 @@ template <class Check>
 /// All of the checks, but for the in-flight limit.
 [[nodiscard]] constexpr Fault check(Checked& checked) {
   Table const& table = checked.table;
-  if (table.ranks() < 1) return {.kind = FaultKind::missing, .rank = 0, .index = 0};
+  if (table.ranks() < 1) return {.kind = FaultKind::missing, .rank = -1, .index = 0};
   if (table.stages < 1 || table.microbatches < 1 || table.slices < 1) {
     Fault const empty = check_rows(table);
     return empty ? empty : fault_at(table, FaultKind::out_of_range, 0, 0);
