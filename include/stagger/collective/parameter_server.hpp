@@ -59,6 +59,7 @@ class LinkInProcess final : public ParameterLink {
     return server_->layers().record().change_factor(worker_);
   }
   void begin() override { server_->begin(client_); }
+  [[nodiscard]] bool begins() const noexcept override { return !server_->returns(client_); }
   std::uint32_t begin_part(std::uint32_t failures) override {
     return server_->begin(client_, failures);
   }

@@ -103,18 +103,12 @@ class ServerConnection final : public MessageEnd {
     if (answers_.next(message, payload)) return true;
     if (joining_ != nullptr && joining_->waits()) go_in();
     while (outbox_.next(message, payload)) {
-      switch (message.kind) {
-        case MessageKind::newest:
-        case MessageKind::answer:
-        case MessageKind::last_answer:
-          if (fetch(message, payload)) break;
-          continue;
-        case MessageKind::joined:
-          payload = std::as_bytes(std::span(&change_factor_, 1));
-          break;
-        default:
-          break;
-      }
+      bool const weights = message.kind == MessageKind::newest ||
+                           message.kind == MessageKind::answer ||
+                           message.kind == MessageKind::last_answer;
+      if (weights && !fetch(message, payload)) continue;
+      if (message.kind == MessageKind::joined)
+        payload = std::as_bytes(std::span(&change_factor_, 1));
       message.bytes = payload.size();
       return true;
     }
@@ -255,7 +249,7 @@ class ServerConnection final : public MessageEnd {
   }
 
   /// Fills in the values of an answer, or puts before it what they contain.
-  /// @return false if the stream has ended meanwhile
+  /// @return false if the stream has ended meanwhile, or has not begun
   bool fetch(Message& message, std::span<std::byte const>& payload) {
     std::size_t const l = message.layer;
     bool const answers = message.kind == MessageKind::answer;
@@ -264,6 +258,7 @@ class ServerConnection final : public MessageEnd {
     payload = {values + part.first, part.size()};
     try {
       if (message.kind == MessageKind::newest) {
+        if (server_->returns(client_)) return outbox_.hold(message), false;
         server_->read(client_, l, values);
         message.number = server_->pushes(client_, l);
         message.rounds = failures_;

@@ -154,6 +154,10 @@ class ShardedLink final : public ParameterLink {
     for (std::size_t p = 0; p < parts_.size(); ++p)
       if (p != own && parts_[p] != nullptr) failures = parts_[p]->begin_part(failures);
   }
+  [[nodiscard]] bool begins() const noexcept override {
+    return std::all_of(parts_.begin(), parts_.end(),
+                       [](auto const& part) { return part == nullptr || part->begins(); });
+  }
   void read(std::size_t l, std::byte* values) override { part_of(l).read(l, values); }
   void push(std::size_t l, std::byte const* values, bool last, ByteRange part) override {
     part_of(l).push(l, values, last, part);

@@ -59,6 +59,8 @@ class ParameterListener {
   /// @param scores  [layers] of the layers that this server keeps
   virtual void late_scores(std::uint32_t /*step*/, std::span<double const> /*scores*/,
                            double /*loss*/) noexcept {}
+  /// A worker that waited to come back has done so: the stream that it has begun goes on.
+  virtual void begins() noexcept {}
   /// Another worker has failed, so nothing that was asked for will arrive.
   virtual void lost(std::exception_ptr why) noexcept = 0;
 
@@ -83,6 +85,10 @@ class ParameterLink {
 
   /// Begins a stream.
   virtual void begin() = 0;
+  /// Whether the stream has begun, so that weights can be read. A worker that comes back may have
+  /// to wait until the others have ended theirs. `read` from a server in another process waits for
+  /// that itself.
+  [[nodiscard]] virtual bool begins() const noexcept { return true; }
   /// Begins a stream with a server that is one of several. A failure reaches them at different
   /// times; so that all of them end the same streams, each worker tells the others after how many
   /// failures its stream began with the first.

@@ -62,8 +62,8 @@ class ParameterStore {
   /// The number of a worker's last push.
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
-  /// The worker begins a stream. @return whether it had left; then come_back() must follow
-  bool enter(int worker, int process) { return workers_[worker].enter(streams_, process); }
+  /// The worker begins a stream. If it had left, come_back() must follow.
+  void enter(int worker, int process) { workers_[worker].enter(streams_, process); }
   /// Whether some worker has not ended yet the stream that this worker began last.
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
   [[nodiscard]] StoreWorkers const& workers() const noexcept { return workers_; }

@@ -292,7 +292,7 @@ class Lab final : public World, private sim::EventTarget {
     Line const* const line = lines_of_[static_cast<std::size_t>(worker)];
     if (line != nullptr && line->is_cut()) left_unnoticed_ = true;
   }
-  /// Workers that have never failed count pushes alike.
+  /// Workers that have never failed, nor left and come back, count pushes alike.
   void sees(int worker, std::size_t l, Values const& clock, std::uint32_t rounds) override {
     if (!counts_exactly_) return;
     for (std::size_t n = 0; n < clock.size(); ++n) {
@@ -301,7 +301,9 @@ class Lab final : public World, private sim::EventTarget {
         wrong(text("worker ", worker, " sees ", clock[n], " pushes of worker ", n, ", which made ",
                    other.pushes(l)));
       bool const alike = workers_[static_cast<std::size_t>(worker)]->in_first_stream() &&
-                         other.in_first_stream() && other.in_midst() && !other.ever_killed() &&
+                         !ledger_->has_come_back(worker) &&
+                         !ledger_->has_come_back(other.number()) && other.in_first_stream() &&
+                         other.in_midst() && !other.ever_killed() &&
                          ledger_->active(other.number());
       if (alike && clock[n] < rounds)
         wrong(text("worker ", worker, " sees ", clock[n], " pushes of worker ", n, " and needs ",
@@ -397,10 +399,7 @@ class Lab final : public World, private sim::EventTarget {
       if (!worker->done() && !worker->killed() && !worker->left_for_good() && sentences.empty())
         wrong(text("worker ", worker->number(), " has ended without a sentence"));
       bool const steady = !worker->ever_killed() && !worker->has_left() && worker->fails_at == 0;
-      // Who comes back at the moment in which the others end has to begin again.
-      bool const late =
-          go_on_ && last.find("let it begin again when all have ended") != std::string::npos;
-      if (((gentle && (steady || !moves_)) || (killed && steady)) && !late &&
+      if (((gentle && (steady || !moves_)) || (killed && steady)) &&
           !(worker->done() && sentences.empty()))
         wrong(text("worker ", worker->number(), " has not done its work, though it could: ", last));
       for (std::string const& words : sentences)

@@ -74,6 +74,11 @@ class Ledger final : public Watch {
   [[nodiscard]] Tally& tally(std::size_t l) { return tallies_[l]; }
   /// Whether the server takes the worker to be in a stream.
   [[nodiscard]] bool active(int n) const { return owed_[static_cast<std::size_t>(n)].active; }
+  /// Whether the worker has come back, from when on it counts as having pushed what others have.
+  [[nodiscard]] bool has_come_back(int n) {
+    return std::any_of(tallies_.begin(), tallies_.end(),
+                       [n](Tally& each) { return each.of(n).came_back; });
+  }
   /// s, when a server let the worker in for the first time.
   [[nodiscard]] double came_s(int n) const { return came_[static_cast<std::size_t>(n)]; }
 
@@ -82,12 +87,12 @@ class Ledger final : public Watch {
   /// It has ended there: what has not come to the disk has not happened.
   /// @return whether a worker has gone and the server may not know it
   bool roll_back(Disk const& of) {
+    bool left = std::exchange(left_unnoticed_, false);
     if (of.wrote_record()) {  // all layers end when it starts again
       for (std::size_t l = 0; !go_on_ && l < tallies_.size(); ++l)
         if (of.lost(l)) tallies_[l].forget_leaving(before_->tallies[l]);
-      return false;
+      return left;
     }
-    bool left = false;
     for (std::size_t n = 0; n < owed_.size(); ++n)
       left = left || (before_->owed[n].line != nullptr && owed_[n].line == nullptr);
     std::vector<Tally> known;
@@ -108,6 +113,7 @@ class Ledger final : public Watch {
       if (own.line == nullptr || !own.line->silent()) continue;
       if (own.acknowledgements != 0) wrong(text("worker ", n, " gets no acknowledgement"));
       if (own.lost) wrong(text("worker ", n, " does not hear that another has failed"));
+      if (own.reads && !own.returns) wrong(text("worker ", n, " waits for weights to begin with"));
       if (own.active && !own.returns && own.asks_choice != 0 &&
           own.first + own.asks_choice - 1 <= steps() && all_reported())
         wrong(text("worker ", n, " waits to hear which layers are late in a step"));
@@ -132,6 +138,7 @@ class Ledger final : public Watch {
     }
     server_->give_up_awaited();
     follow();
+    admit();
   }
   /// Behind everything: the server has what the pushes make.
   void close() {
@@ -162,6 +169,7 @@ class Ledger final : public Watch {
         if (message.stream <= own.stream) return;
         own.stream = message.stream;
         own.begins = true;
+        own.reads = false;
         // One that has not pushed may begin again because it was not answered.
         own.active = own.active || (std::exchange(own.awaited, false) && pushed(n));
         return end(n, true);
@@ -169,6 +177,9 @@ class Ledger final : public Watch {
         own.stream = message.stream;
         own.failures = message.rounds;
         own.resumes = true;
+        return;
+      case Kind::read:
+        own.reads = true;
         return;
       case Kind::push:
       case Kind::last_push:
@@ -227,7 +238,12 @@ class Ledger final : public Watch {
     if (message.kind == Kind::contents) contents(n, parcel);
     if (message.kind == Kind::answer || message.kind == Kind::last_answer) answer(n, parcel);
   }
+  void goes(Line const&) override {
+    left_unnoticed_ = left_unnoticed_ || disk().dead();
+    if (disk().armed() && !disk().dead()) disk().begin_event(), note();
+  }
   void gone(Line const& line) override {
+    if (left_unnoticed_) return;
     if (owed(line.worker()).line == &line) leave(line.worker());
     follow();
     admit();
@@ -241,13 +257,14 @@ class Ledger final : public Watch {
     Line const* line = nullptr;  // by which it has joined
     bool begins = false;
     bool resumes = false;
-    bool returns = false;           // it waits to come back, until the others are between two steps
+    bool returns = false;           // it has left before, and waits to come back
     std::uint32_t first = 0;        // the step in which it has come back
     std::uint32_t reports = 0;      // of losses
     std::uint32_t asks_choice = 0;  // the step of which it asks what is late, + 1; or 0
     bool active = false;
     bool awaited = false;  // it was in a stream when the server went
     bool lost = false;
+    bool reads = false;  // it waits for the newest weights
     std::uint32_t stream = 0;
     std::uint32_t failures = 0;  // that it has been told of
     int acknowledgements = 0;
@@ -284,26 +301,21 @@ class Ledger final : public Watch {
   /// It is let in, for the first time or again.
   void join(int n) {
     if (!midst(n)) owed(n).awaited = false;
-    if (go_on_ || !gone(n)) return;
-    if (model_.late != nullptr) {
-      owed(n).returns = true;
-      admit();
-      owed(n).returns = false;
-    } else if (in_one_stream()) {
-      for (Tally& tally : tallies_) tally.come_back(n);
-    }
+    owed(n).returns = !go_on_ && gone(n);
+    admit();
   }
   [[nodiscard]] bool gone(int n) {
     return std::any_of(tallies_.begin(), tallies_.end(),
                        [n](Tally& each) { return each.of(n).gone; });
   }
-  /// Whether those who are in a stream are in the same one in all layers.
+  /// Whether nobody's stream has ended in one layer and goes on in another.
   [[nodiscard]] bool in_one_stream() {
-    bool one = true;
-    for (Tally& tally : tallies_)
-      for (int n = 0; n < static_cast<int>(owed_.size()); ++n)
-        one = one && (tally.of(n).ended || tally.midst(n) == tallies_[0].midst(n));
-    return one;
+    for (int n = 0; n < static_cast<int>(owed_.size()); ++n) {
+      auto const over = std::count_if(tallies_.begin(), tallies_.end(),
+                                      [n](Tally& each) { return each.all_ended(n); });
+      if (!gone(n) && over != 0 && over != static_cast<long>(tallies_.size())) return false;
+    }
+    return true;
   }
   [[nodiscard]] bool goes_on_late() const { return go_on_ && model_.late != nullptr; }
   /// Of workers with late layers, steps that have been added in all layers.
@@ -321,22 +333,27 @@ class Ledger final : public Watch {
     return least;
   }
   [[nodiscard]] bool all_reported() const { return least_reported() >= steps(); }
-  /// Lets workers come back between two steps.
+  /// Whether everything of the last step with late layers has come, and nothing of the next.
+  [[nodiscard]] bool between_steps(int n) {
+    bool between = all_reported();
+    for (Tally& each : tallies_)
+      between = between && (each.empty() || (each.between(n) && each.steps() == steps()));
+    return between;
+  }
+  /// Whoever has joined again is waited for as soon as no stream ends in one layer after the other,
+  /// nor a step with late layers.
   void admit() {
     for (int n = 0; n < static_cast<int>(owed_.size()); ++n) {
-      if (!owed(n).returns) continue;
-      bool between = all_reported();
-      for (Tally& each : tallies_)
-        between = between && (each.empty() || (each.between(n) && each.steps() == steps()));
-      if (!between) continue;
+      if (!owed(n).returns || !(model_.late != nullptr ? between_steps(n) : in_one_stream()))
+        continue;
       owed(n).returns = false;
       owed(n).first = steps();
       if (steps() == 0) choices_.clear();
-      for (Tally& tally : tallies_) tally.begin(n);
+      for (Tally& tally : tallies_) owed(n).active ? tally.begin(n) : tally.come_back(n);
     }
   }
   void begin(int n) {
-    owed(n).returns = model_.late != nullptr && gone(n);
+    owed(n).returns = gone(n);
     owed(n).reports = owed(n).asks_choice = 0;
     if (!go_on_ && std::none_of(owed_.begin(), owed_.end(), [](auto& each) { return each.active; }))
       begin_steps();
@@ -378,7 +395,7 @@ class Ledger final : public Watch {
   void end(int n, bool failed) {
     bool const awaited = failed && owed(n).awaited && midst(n);
     if (!std::exchange(owed(n).active, false) && !awaited) return;
-    owed(n).returns = false;
+    if (!failed || go_on_) owed(n).returns = false;
     failed = failed || goes_on_late();
     for (Tally& tally : tallies_) {
       if (!failed && !tally.of(n).ended && !tally.all_ended(n)) tally.end(n);
@@ -394,7 +411,7 @@ class Ledger final : public Watch {
     }
     for (std::uint32_t& each : failures_) ++each;
     for (Owed& each : owed_) {
-      each.awaited = each.returns = false;
+      each.awaited = false;
       if (std::exchange(each.active, false)) each.lost = true;
     }
   }
@@ -448,6 +465,8 @@ class Ledger final : public Watch {
   }
   void newest(int n, Message const& message, Values const& values) {
     Tally& tally = tallies_[message.layer];
+    owed(n).reads = false;
+    if (owed(n).active && owed(n).returns) wrong(text("worker ", n, " reads before it comes back"));
     if (message.rounds != owed(n).failures)
       wrong(text("worker ", n, " hears of ", message.rounds, " failures, not ", owed(n).failures));
     if (values != tally.first(n) || message.number != tally.of(n).count)
@@ -594,6 +613,7 @@ class Ledger final : public Watch {
   std::vector<std::uint32_t> failures_;      // [workers] streams that have ended by one
   std::map<std::uint32_t, Parcel> choices_;  // in each step, which layers are late
   std::unique_ptr<Before> before_;
+  bool left_unnoticed_ = false;  // a worker has gone when the server's process had ended
   bool remembers_ = false;
   std::vector<std::string> messages_;
 };

@@ -50,7 +50,8 @@ class Watch {
   virtual void arrives(Line const& line, Parcel const& parcel) = 0;  // the server has not seen it
   virtual void arrived(Line const& line) = 0;                        // now it has
   virtual void sends(Line const& line, Parcel const& parcel) = 0;
-  virtual void gone(Line const& line) = 0;  // the server knows that the connection has ended
+  virtual void goes(Line const& line) = 0;  // it ends, which the server does not know yet
+  virtual void gone(Line const& line) = 0;  // now it does
 
  protected:
   ~Watch() = default;
@@ -269,6 +270,7 @@ class Line final : private sim::EventTarget {
   }
   void lose(int n, char const* sentence) {
     if (auto* const end = std::exchange(ends_[n], nullptr); end != nullptr) {
+      if (n == 1) watch_.goes(*this);
       end->gone(std::make_exception_ptr(stagger::Error(
           stagger::Errc::io,
           stagger::text("the connection of worker ", worker_, " has ended: ", sentence,

@@ -259,7 +259,7 @@ class Worker final : public Sleeper,
         link.end(nullptr);
         done_ = minibatches_ == 0;
         if (!done_ && !leaves()) continue;  // the next stream
-        left_ = !done_;
+        left_ = left_ || !done_;
         world_.leaves(number_);
         link.leave();
         return done_ || absent_s < 0;

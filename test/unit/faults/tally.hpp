@@ -47,6 +47,7 @@ class Tally {
     std::uint32_t stream = 0xffffffff;  // that it began last; at first none
     bool ended = false;
     bool gone = false;
+    bool came_back = false;
     std::deque<double> waiting{};  // accepted, and not added
     Values answer{};               // in turn: the values behind its last push
     Pushed contained{};            // likewise: [workers] pushes of each in them,
@@ -139,6 +140,7 @@ class Tally {
     if (!own.gone) return;
     std::uint32_t const border = exact() ? rounds() : slowest(own.count - own.lead);
     own.gone = own.ended = false;
+    own.came_back = true;
     own.count = own.start = std::max(own.count, border);
     own.lead = rules_.adds == Adds::on_arrival ? own.count - border : 0;
     keep_answer(n);

@@ -272,10 +272,9 @@ TEST_CASE("staleness/OnFailure: a worker with late layers waits to come back for
     team.begins(1, batch[1], error).join();
   });
   static_cast<void>(run(team.trainers[0].step(batch[0])));
-  CHECK_THAT(error,
-             Catch::Matchers::Contains(
-                 "the server has not let the worker begin a step for 0.3 s; the worker waits "
-                 "for worker 0, which has made "));
+  CHECK_THAT(error, Catch::Matchers::Contains(
+                        "the server has not let the worker begin for 0.3 s; the worker waits "
+                        "for worker 0, which has made "));
   team.links[0]->watch(-1, nullptr);
   team.ended({0}, batch);
   team.take({0});

@@ -34,7 +34,7 @@ struct Client {
   std::uint32_t failures = 0;        ///< failures after which its last stream began
   std::atomic<bool> active{false};   ///< in a stream
   std::atomic<bool> awaited{false};  ///< expected to go on with its stream
-  std::atomic<bool> returns{false};  ///< waits until others are between two steps, to come back
+  std::atomic<bool> returns{false};  ///< it has left before, and waits until it can come back
   bool timed = false;                ///< in virtual time, where it cannot wait for that
   List<Ask> asks;                    ///< [layers]
 
@@ -59,6 +59,13 @@ constexpr int unknown_worker = -1;
                 next);
 }
 
+/// The error for all whose pushes were in a step of the server that was undone.
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr overflow_of(std::size_t layer) noexcept {
+  return raised(Errc::not_finite, "the pushes of this step make a number of layer ", layer,
+                " at the parameter server that is not finite, so that layer was left as it was: "
+                "lower the rate; the next step goes on from the server's weights");
+}
+
 /// The number of failures after which a worker's stream begins. One far beyond those that this part
 /// of a server has heard of is refused, since each of them would happen here, one after the other.
 /// @param failures  as the worker says, or any_failures
@@ -71,13 +78,6 @@ constexpr int unknown_worker = -1;
           " of its streams have failed, where the server has heard of ", heard,
           "; run the same version of the program at both ends");
   return failures;
-}
-
-/// Likewise, to all whose pushes were in a step of the server that was undone.
-[[nodiscard]] [[gnu::cold]] inline std::exception_ptr overflow_of(std::size_t layer) noexcept {
-  return raised(Errc::not_finite, "the pushes of this step make a number of layer ", layer,
-                " at the parameter server that is not finite, so that layer was left as it was: "
-                "lower the rate; the next step goes on from the server's weights");
 }
 
 class Clients {
@@ -108,6 +108,18 @@ class Clients {
       raise(Errc::bad_data, "worker ", worker_of(client),
             " pushes or asks before the step in which it comes back; run the same version of the "
             "program at both ends");
+  }
+  /// A client in virtual time cannot wait to come back.
+  /// @throws Error  bad_configuration, and its stream has not begun
+  void require_timely(int client, bool goes_on, bool late) {
+    Client& own = clients_[client];
+    if (!own.timed || !own.returns.load()) return;
+    own.active.store(false);
+    own.returns.store(!goes_on);  // otherwise it has joined, and is waited for
+    raise(Errc::bad_configuration, "worker ", worker_of(client), " comes back while others ",
+          late ? "are in a step or their late layers under way" : "end their streams",
+          ", which it cannot wait for in virtual time; let it begin when they have ended",
+          late ? ", and look at their parameters() first" : "");
   }
   /// Processes of a worker that have joined.
   [[nodiscard]] int present(int worker) const {
@@ -151,7 +163,7 @@ class Clients {
       if (!all && worker_of(n) != worker) continue;
       were[n] = clients_[n].active.exchange(false);
       clients_[n].awaited.store(false);
-      clients_[n].returns.store(false);
+      if (!all) clients_[n].returns.store(false);  // otherwise it has joined, and is waited for
     }
     return were;
   }

@@ -82,10 +82,8 @@ class ServerStreams {
       layers_.fail(l, worker);
       if (goes_on()) answer(l);
     }
-    if (goes_on_late())
-      go_on_late();
-    else if (late_ != nullptr)
-      late_->reset();
+    if (late_ != nullptr) goes_on() ? late_->start_over_if_deserted() : late_->reset();
+    admit();
     std::exception_ptr const lost = why ? why : failure_of(worker, pushes);
     for (int n = 0; n < clients_.size(); ++n)
       if (told[n]) clients_[n].listener->lost(lost);
@@ -108,28 +106,36 @@ class ServerStreams {
 
   [[nodiscard]] bool goes_on() const noexcept { return options_.on_failure == OnFailure::go_on; }
   [[nodiscard]] bool goes_on_late() const noexcept { return goes_on() && late_ != nullptr; }
-  /// Called at the end of each call that may end a step, so that its caller cannot begin the next
-  /// step before workers that wait to come back have been let in, nor if the step was undone.
+  /// Called at the end of each call that may end a step or a stream, so that its caller cannot
+  /// begin the next one before workers that wait to come back have been let in, nor if the step was
+  /// undone.
   void admit_returning() {
     if (!returning_.load() && !undone_.load()) return;
     std::lock_guard const lock(joining_);
     if (undone_.exchange(false)) end_undone();
-    if (returning_.load()) admit();
+    admit();
   }
-  /// Lets them come back if the others are between two steps. @pre goes_on_late(); joining_ is held
+  /// Lets those who wait for that come back, unless the others are ending a stream or, if layers
+  /// may be late, amid a step. @pre joining_ is held
   void admit() {
-    bool returning = false;
+    if (!returning_.exchange(false)) return;
     for (int n = 0; n < clients_.size(); ++n) {
-      if (!clients_[n].returns.load()) continue;
-      int const worker = worker_of(n);
-      returning |= !layers_.come_back_between(
-          worker, clients_.process_of(n), [this] { return late_->between_steps(); },
-          [&] {
-            clients_[n].returns.store(false);
-            late_->come_back(worker);
-          });
+      Client& own = clients_[n];
+      if (!own.returns.load()) continue;
+      bool const begins = own.active.load();
+      if (!layers_.come_back(worker_of(n), begins ? clients_.process_of(n) : -1, late_.get())) {
+        returning_.store(true);
+        continue;
+      }
+      own.returns.store(false);
+      own.listener->begins();
     }
-    returning_.store(returning);
+  }
+  /// The worker of a client has left before, and waits until it can come back. @pre likewise
+  void wait_to_return(int client) {
+    clients_[client].returns.store(true);
+    returning_.store(true);
+    admit();
   }
   /// The layers have been read from a folder: their workers are expected to join again. @pre
   /// joining_ is held
@@ -151,7 +157,8 @@ class ServerStreams {
       keep_and_answer(l);
     }
     end_undone();
-    if (late_ != nullptr) go_on_late();
+    if (late_ != nullptr) late_->start_over_if_deserted();
+    admit();
   }
   /// A worker that has left may join again. Parts of a server hear of that at different times, and
   /// must let it into the same stream.
@@ -165,17 +172,7 @@ class ServerStreams {
   /// It has joined again. If the others do not go on without workers that fail, they wait for it
   /// from now on; otherwise from when it begins. @pre likewise
   [[gnu::cold]] void let_in(int client) {
-    int const worker = worker_of(client);
-    if (goes_on() || !layers_.gone(worker)) return;
-    if (late_ == nullptr) return layers_.rejoin(worker);
-    clients_[client].returns.store(true);
-    admit();
-    clients_[client].returns.store(false);  // otherwise it waits for that when it begins
-  }
-  /// A worker has left all layers. @pre likewise
-  void go_on_late() {
-    late_->start_over_if_deserted();
-    admit();
+    if (!goes_on() && layers_.gone(worker_of(client))) wait_to_return(client);
   }
 
   /// A process of a worker that runs none of the layers here begins its stream when it speaks of
@@ -203,6 +200,7 @@ class ServerStreams {
       keep_and_answer(l);
     }
     end_undone();
+    admit();
   }
 
   /// Drops the client's requests; when this returns, its listener is not called for them any more.
@@ -283,6 +281,7 @@ class ServerInProcess : private ServerStreams {
     return layers_.size() == 0;
   }
   void leave(int client) noexcept {
+    clients_[client].returns.store(false);
     end(client, true);
     forget_asks(client);
     std::lock_guard const lock(joining_);
@@ -296,6 +295,7 @@ class ServerInProcess : private ServerStreams {
   /// left. If streams go on over another connection, its own does then.
   void lose(int client) noexcept {
     if (!layers_.durable()) return leave(client);
+    clients_[client].returns.store(false);
     if (!resumes()) end(client, true);
     forget_asks(client);
     std::lock_guard const lock(joining_);
@@ -336,21 +336,21 @@ class ServerInProcess : private ServerStreams {
     if (clients_.lost_before(client, layers_.failures(worker))) return failures;
     // Processes of one worker may be in different streams: each begins when it reads a layer here.
     own.begins = own.processes != 1;
-    bool const returns = late_ != nullptr && !late_->has(worker);
+    bool const returns = layers_.gone(worker);
     if (!own.begins && !returns) layers_.enter(worker, clients_.process_of(client));
     if (late_ != nullptr && !goes_on() && !clients_.any_active()) late_->reset();
-    own.returns.store(returns);
     own.active.store(!own.begins);
-    if (!returns) return failures;
-    returning_.store(true);
-    admit();
-    if (own.timed && own.returns.load())
-      raise(
-          Errc::bad_configuration, "worker ", worker,
-          " comes back while others are in a step or their late layers under way, which it cannot "
-          "wait for in virtual time; let it begin when they have ended, and look at their "
-          "parameters() first");
+    if (returns)
+      wait_to_return(client);
+    else
+      admit();  // whom this worker must wait for in its stream
+    clients_.require_timely(client, goes_on(), late_ != nullptr);
     return failures;
+  }
+  /// Whether the stream that the worker has begun waits until the worker can come back. Its
+  /// listener is told then; before that it reads no weights.
+  [[nodiscard]] bool returns(int client) const noexcept {
+    return clients_[client].active.load() && clients_[client].returns.load();
   }
   /// The worker wants to go on with its stream, or to end it, over another connection.
   /// @return whether that is possible, given the number of failures that `begin` returned

@@ -15,6 +15,7 @@
 
 #include <stagger/collective/detail/clients.hpp>
 #include <stagger/collective/detail/durable_folder.hpp>
+#include <stagger/collective/detail/late_answers.hpp>
 #include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/collective/server_options.hpp>
 #include <stagger/core/error.hpp>
@@ -79,33 +80,22 @@ class StoredLayers {
 
   /// Whether a worker has left, or has failed where the others go on without it.
   [[nodiscard]] bool gone(int worker) {
-    bool any = false;
-    for (std::size_t l = 0; l < size(); ++l) {
-      std::lock_guard const lock(mutex(l));
-      any = any || layers_[l]->workers()[worker].gone;
-    }
-    return any;
+    return in_any([worker](auto const& layer) { return layer.workers()[worker].gone; });
   }
   /// Whether a worker is in a stream.
   /// @param has_pushed  and has pushed there
   [[nodiscard]] bool in_stream(int worker, bool has_pushed = false) {
-    bool any = false;
-    for (std::size_t l = 0; l < size(); ++l) {
-      std::lock_guard const lock(mutex(l));
-      stagger::detail::StoreWorker const& own = layers_[l]->workers()[worker];
-      if (own.in_stream(layers_[l]->streams())) any = any || !has_pushed || own.pushes != own.start;
-    }
-    return any;
+    return in_any([=](auto const& layer) {
+      stagger::detail::StoreWorker const& own = layer.workers()[worker];
+      return own.in_stream(layer.streams()) && (!has_pushed || own.pushes != own.start);
+    });
   }
   /// Whether a worker has been in a stream and has not left.
   [[nodiscard]] bool takes_part(int worker) {
-    bool any = false;
-    for (std::size_t l = 0; l < size(); ++l) {
-      std::lock_guard const lock(mutex(l));
-      stagger::detail::StoreWorker const& own = layers_[l]->workers()[worker];
-      any = any || (!own.gone && own.stream != stagger::detail::all_rounds);
-    }
-    return any;
+    return in_any([worker](auto const& layer) {
+      stagger::detail::StoreWorker const& own = layer.workers()[worker];
+      return !own.gone && own.stream != stagger::detail::all_rounds;
+    });
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
   [[nodiscard]] ServerRecord const& record() const noexcept { return record_; }
@@ -151,14 +141,6 @@ class StoredLayers {
   }
 
   ~StoredLayers() = default;
-  /// Whether the others are in the same stream in all layers. @pre the locks of all are held
-  [[nodiscard]] bool in_one_stream() const {
-    bool one = true;
-    for (auto const& layer : layers_)
-      for (int n = 0; n < workers(); ++n)
-        one = one && (layer->ended(n) || layer->in_stream(n) == layers_[0]->in_stream(n));
-    return one;
-  }
   [[nodiscard]] FixedArray<std::unique_lock<std::mutex>> lock_all() {
     FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
     for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s].lock);
@@ -174,6 +156,15 @@ class StoredLayers {
   bool restored_ = false;
 
  private:
+  /// Whether something holds in one of the layers. @param holds  (layer), its lock held
+  template <class Holds> [[nodiscard]] bool in_any(Holds holds) {
+    bool any = false;
+    for (std::size_t l = 0; l < size() && !any; ++l) {
+      std::lock_guard const lock(mutex(l));
+      any = holds(*layers_[l]);
+    }
+    return any;
+  }
   [[gnu::cold]] void restore() {
     ServerRecord found = folder_->read();
     auto const refuse = [&](std::string const& words) {
@@ -273,7 +264,7 @@ class ServerLayers : public StoredLayers {
       layers_[l]->reserve(ahead);
     }
   }
-  /// A worker begins a stream, in all layers.
+  /// A worker begins a stream, in all layers. One that has left comes back first.
   /// @param process  of the worker, which runs them
   /// @throws Error   bad_configuration while others are still in the stream that it has ended
   void enter(int worker, int process) {
@@ -281,38 +272,32 @@ class ServerLayers : public StoredLayers {
       std::lock_guard const lock(mutex(l));
       require_over(l, worker);
     }
-    bool gone = false;
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      gone = layers_[l]->enter(worker, process) || gone;
+      layers_[l]->enter(worker, process);
       try_to_keep(l);
     }
-    if (gone) come_back(worker, process);
   }
   /// Likewise in one layer. @pre its lock is held
   void enter(std::size_t l, int worker, int process) {
     require_over(l, worker);
     layers_[l]->enter(worker, process);
   }
-  /// A worker that had left has joined again: the others wait for it, unless they are ending a
-  /// stream, when it comes back as it begins the next one.
-  void rejoin(int worker) {
+  /// A worker that had left comes back: the others wait for it from now on, in all layers. They
+  /// must be in the same stream in all of them; if layers may be late, between two steps.
+  /// @param process  of the worker, which begins its stream with that; -1: it begins it later
+  /// @param late     of the model, or null
+  /// @return         whether it has come back
+  [[gnu::cold]] bool come_back(int worker, int process, LateAnswers* late) {
     auto const locks = lock_all();
-    if (!in_one_stream()) return;
-    for (std::size_t l = 0; l < size(); ++l) layers_[l]->come_back(worker), try_to_keep(l);
-  }
-  /// A worker that had left comes back, if the others are between two steps with late layers.
-  /// @param between  () -> whether they are; called with the locks of all layers
-  /// @param back     () -> called with them when the worker has come back
-  /// @return         whether it has
-  template <class Between, class Back>
-  bool come_back_between(int worker, int process, Between between, Back back) {
-    auto const locks = lock_all();
-    bool now = between();
-    for (auto const& layer : layers_)
-      now = now && layer->ready(worker, layer->rounds()) && !layer->workers()[worker].waits();
-    if (now) take_back(worker, process), back();
-    return now;
+    if (late == nullptr ? !in_one_stream() : !between_steps(worker, *late)) return false;
+    for (std::size_t l = 0; l < size(); ++l) {
+      if (process >= 0) layers_[l]->enter(worker, process);
+      layers_[l]->come_back(worker);
+      try_to_keep(l);
+    }
+    if (late != nullptr) late->come_back(worker);
+    return true;
   }
   /// Called when a worker fails, before its stream, or that of every worker, is ended.
   void begin_failure(int worker) noexcept {
@@ -339,23 +324,23 @@ class ServerLayers : public StoredLayers {
             " has ended its steps, and others go on with theirs; let it begin again when all have "
             "ended");
   }
-  /// Lets the others wait again for a worker that had left, in all layers at once.
-  /// @throws Error  bad_configuration if the streams of the others have ended in some layers only
-  [[gnu::cold]] void come_back(int worker, int process) {
-    auto const locks = lock_all();
-    if (!in_one_stream())
-      raise(Errc::bad_configuration, "worker ", worker,
-            " comes back while the others end their streams; let it begin again when all have "
-            "ended");
-    take_back(worker, process);
-    for (std::size_t l = 0; l < size(); ++l) keep(l);
+  // With the locks of all layers:
+
+  /// Whether all others are in the same stream in all layers. They are not while they end one.
+  [[nodiscard]] bool in_one_stream() const {
+    bool one = true;
+    for (auto const& layer : layers_)
+      for (int n = 0; n < workers(); ++n)
+        one = one && (layer->ended(n) || layer->in_stream(n) == layers_[0]->in_stream(n));
+    return one;
   }
-  /// @pre the locks of all layers are held
-  void take_back(int worker, int process) {
-    for (auto const& layer : layers_) {
-      layer->enter(worker, process);
-      layer->come_back(worker);
-    }
+  /// Whether everything of the last step with late layers is added, and nothing of the next.
+  [[nodiscard]] bool between_steps(int worker, LateAnswers& late) const {
+    bool between = late.between_steps();
+    for (auto const& layer : layers_)
+      between =
+          between && layer->ready(worker, layer->rounds()) && !layer->workers()[worker].waits();
+    return between;
   }
   /// Ends streams in the layers that a killed server had not reached.
   [[gnu::cold]] void finish_failures() {

@@ -58,6 +58,8 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   void begin(std::uint32_t stream) noexcept {
     std::lock_guard const lock(mutex_);
     stream_ = stream;
+    begun_ = false;
+    held_ = {};
     queue_.remove_if([](Message const& message) { return answers_stream(message.kind); });
   }
 
@@ -83,6 +85,16 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
     choose(
         {.kind = MessageKind::scores, .rounds = step, .number = std::bit_cast<std::uint64_t>(loss)},
         std::as_bytes(scores));
+  }
+  void begins() noexcept override {
+    std::lock_guard const lock(mutex_);
+    begun_ = true;
+    if (held_.kind != MessageKind{}) put(std::exchange(held_, {}));
+  }
+  /// Keeps an answer until the stream of a worker that comes back has begun.
+  void hold(Message const& message) noexcept {
+    std::lock_guard const lock(mutex_);
+    begun_ ? put(message) : void(held_ = message);  // it may have begun a moment ago
   }
   void lost(std::exception_ptr why) noexcept override {
     std::lock_guard const lock(mutex_);
@@ -135,6 +147,8 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   std::string waits_for_, lost_;
   List<std::byte> choice_;  // which layers are late, or the scores for choosing them
   std::uint32_t stream_ = 0;
+  Message held_{};      // of no kind if there is none
+  bool begun_ = false;  // the worker has come back in this stream
   bool flooded_ = false;
 };
 

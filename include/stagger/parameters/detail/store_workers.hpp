@@ -93,10 +93,9 @@ struct StoreWorker {
   /// Whether something that it has pushed is not added.
   [[nodiscard]] bool waits() const noexcept { return !waiting.empty() || begun.size() != 0; }
   /// @param streams  streams that all workers have ended
-  bool enter(std::uint32_t streams, int in_process) {
+  void enter(std::uint32_t streams, int in_process) noexcept {
     stream = streams;
     process = in_process;
-    return gone;
   }
   /// Whether it must wait until the others have ended their streams before it begins the next.
   [[nodiscard]] bool waits_for_others() const noexcept { return ended && !gone; }

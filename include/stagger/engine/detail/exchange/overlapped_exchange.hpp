@@ -14,7 +14,6 @@
 #include <memory>
 #include <utility>
 
-#include <stagger/core/backoff.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
@@ -158,7 +157,7 @@ class OverlappedExchange final : public ServerExchange {
     if (!is_open() || !program_->exchanges()) return;
     try {
       ask(false);
-      await("late values have not arrived", [this] {
+      await_answer("late values have not arrived", [this] {
         return std::all_of(cells_.begin(), cells_.end(), [](auto& c) { return c.missing == 0; });
       });
       for (CellLayers const& cell : cells_) each_layer(cell, [&](std::size_t l) { take_late(l); });
@@ -175,17 +174,16 @@ class OverlappedExchange final : public ServerExchange {
 
  private:
   /// @param not_here  what is waited for and has not come
-  template <class Here> [[gnu::cold]] void await(char const* not_here, Here here) {
-    double const most_s = machine_.options().deadline_s;
-    if (!wait_until([&] { return here() || link_status_.failed(); }, most_s))
-      raise(Errc::deadline, not_here, " for ", most_s, " s; the worker waits for ", waits_for());
+  template <class Here> [[gnu::cold]] void await_answer(char const* not_here, Here here) {
+    await(*link_, not_here, machine_.options().deadline_s,
+          [&] { return here() || link_status_.failed(); });
     if (link_status_.failed()) std::rethrow_exception(link_status_.failure());
   }
   [[gnu::cold]] void begun() override {
     steps_ = 0;
     known_.store(all_rounds);
     link_->ask_late(0);
-    await("the server has not let the worker begin a step", [this] { return known_.load() == 0; });
+    await_answer(not_let_in, [this] { return known_.load() == 0; });
   }
   [[gnu::cold]] void make_memory(std::size_t l) {
     std::size_t const bytes = calls().remember ? machine_.parameters()[l].bytes_of_values() : 0;

@@ -15,6 +15,7 @@
 #include <string>
 #include <utility>
 
+#include <stagger/core/backoff.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/detail/exchange/exchange_ops.hpp>
@@ -74,6 +75,30 @@ inline void reset_states(Machine& machine, FixedArray<CellLayers> const& cells) 
       reset(l);
       if (machine.model.grouped != nullptr) machine.model.grouped->each_copy(l, reset);
     }
+}
+
+[[nodiscard]] [[gnu::cold]] inline std::string waited_for(ParameterLink const& link) {
+  std::string const words = link.waits_for();
+  return words.empty() ? "weights that are on their way" : words;
+}
+
+/// Waits while no program runs, in which signals tell what has arrived.
+/// @param not_here  what is waited for and has not come
+/// @throws Error    deadline
+template <class Here>
+[[gnu::cold]] void await(ParameterLink const& link, char const* not_here, double most_s,
+                         Here here) {
+  if (!wait_until(here, most_s))
+    raise(Errc::deadline, not_here, " for ", most_s, " s; the worker waits for ", waited_for(link));
+}
+
+inline constexpr char const* not_let_in = "the server has not let the worker begin";
+
+/// Begins a stream. A worker that comes back may have to wait until the others have ended theirs.
+/// @throws Error  deadline
+[[gnu::cold]] inline void begin_and_await(ParameterLink& link, double most_s) {
+  link.begin();
+  await(link, not_let_in, most_s, [&] { return link.begins(); });
 }
 
 inline void scale_gradients(LayerParameters const& layer, double scale) noexcept {
@@ -183,10 +208,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   [[nodiscard]] std::span<std::uint64_t const> staleness(std::optional<int> worker) const override {
     return lacked_.of(worker);
   }
-  [[nodiscard]] std::string waits_for() const override {
-    std::string const words = link_->waits_for();
-    return words.empty() ? "weights that are on their way" : words;
-  }
+  [[nodiscard]] std::string waits_for() const override { return waited_for(*link_); }
 
  protected:
   /// @param packed  [layers] what is exchanged of each; empty: its values
@@ -212,7 +234,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   /// @return whether it was closed
   bool open() {
     if (std::exchange(open_, true)) return false;
-    link_->begin();
+    begin_and_await(*link_, machine_.options().deadline_s);
     begun();
     read_newest();
     return true;
