@@ -40,7 +40,7 @@ while read -r test; do
     example.stagger.*) add stagger_tool ;;
     example.[0-9]*) add "example_${test#example.}" ;;
     fuzz.*) add "${test#fuzz.}" ;;
-    compile_fail.* | floors | run.targets) matched=1 ;;
+    combinations | compile_fail.* | floors | run.targets) matched=1 ;;
     *) echo all && exit ;;
   esac
 done < <(ctest --test-dir "$build" -N -R "$pattern" 2>/dev/null | sed -nE 's/^ *Test +#[0-9]+: //p' | sed -E 's/ \(Disabled\)$//')

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <stagger/collective/detail/same_workers.hpp>
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 
 namespace stagger::collective {
@@ -47,6 +48,19 @@ namespace detail {
 /// Most workers of one server; a worker in another process allocates tables for at most this many.
 inline constexpr int most_workers = 1 << 16;
 
+/// The features that the options say.
+[[nodiscard]] inline stagger::detail::Features option_features(ServerOptions const& options) {
+  namespace feature = stagger::detail::feature;
+  return stagger::detail::Features{}
+      .with(feature::durable, !options.durable.empty())
+      .with(feature::logs, options.log)
+      .with(feature::goes_on, options.on_failure == OnFailure::go_on);
+}
+/// A server with a folder, in words.
+[[nodiscard]] [[gnu::cold]] inline std::string keeper(ServerOptions const& options) {
+  return text("a parameter server that keeps its layers in the folder ", options.durable);
+}
+
 /// @throws Error  bad_configuration for options that are out of range or exclude each other
 [[nodiscard]] [[gnu::cold]] inline ServerOptions possible(ServerOptions const& options) {
   if (options.workers < 1 || options.workers > most_workers || options.shards < 1)
@@ -62,20 +76,16 @@ inline constexpr int most_workers = 1 << 16;
     if (!(weight > 0 && weight <= 1))
       raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
             "; use its share of the data, more than 0 and at most 1");
-  if (options.log && !options.durable.empty())
-    raise(Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
-          options.durable, " keeps no log there; use ServerOptions::durable or ServerOptions::log");
+  require_rule(stagger::detail::Rule::durable_log, option_features(options), keeper(options));
   return options;
 }
 
 /// @throws Error  bad_configuration for a staleness model that does not work with the options
 [[gnu::cold]] inline void require_possible(ServerOptions const& options, WorkerRules const& rules) {
-  if (rules.late != nullptr && options.on_failure == OnFailure::go_on && !options.durable.empty())
-    raise(
-        Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
-        options.durable,
-        " cannot go on without a worker whose layers may be late; use OnFailure::fail_fast, or no "
-        "ServerOptions::durable");
+  namespace feature = stagger::detail::feature;
+  require_rule(stagger::detail::Rule::durable_late_layers,
+               option_features(options).with(feature::late, rules.late != nullptr),
+               keeper(options));
   if (rules.late != nullptr && !options.durable.empty() && late_words(rules).empty())
     raise(Errc::bad_configuration,
           "a parameter server cannot keep the numbers of this staleness model in the folder ",

@@ -36,6 +36,7 @@ struct Gpus {
                                        .gathers_parameters = true,
                                        .runs_ahead = true,
                                        .captures = true};
+  static_assert(stagger::detail::device_features(traits) == stagger::detail::feature::of_gpus);
 
   std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them
   ParameterKernels const* kernels =

@@ -360,10 +360,7 @@ class GpusBackend : detail::Enqueuer {
   /// @return counters of what is done with them
   /// @throws Error bad_configuration if shapes change
   GraphCounts const& capture(bool on) {
-    if (on && options_.wires.shapes_change && gpus_->processes() != nullptr)
-      raise(Errc::bad_configuration,
-            "Gpus::shapes_change has processes wait for shapes in every step, which a graph "
-            "cannot; leave it or capture out");
+    detail::require_capture(on, options_, gpus_->processes() != nullptr);
     options_.capture = on;
     return graphs_.counts();
   }

@@ -58,6 +58,8 @@
 
 #include <concepts>
 
+#include <stagger/core/combinations.hpp>
+
 namespace stagger {
 
 /// Marks a device policy: `using policy_tag = stagger::DeviceTag;`.
@@ -102,6 +104,25 @@ struct DeviceTraits {
   /// StartsTogether: several processes begin and fail a step as one.
   bool starts_together = false;
 };
+
+namespace detail {
+/// What a device can do, as the rules of core/combinations.hpp have it.
+[[nodiscard]] constexpr Features device_features(DeviceTraits const& traits) noexcept {
+  return Features{}
+      .with(feature::obeys_placement, traits.obeys_placement)
+      .with(feature::enqueues, traits.enqueues_updates)
+      .with(feature::own_memory, traits.parameter_memory)
+      .with(feature::may_shard, traits.sums_while_running && !traits.keeps_whole_states)
+      .with(feature::shards_states, traits.shards_states)
+      .with(feature::library_sums, traits.sums_by_library)
+      .with(feature::signalled, traits.outside_signals)
+      .with(feature::shares_layers, traits.shares_layers)
+      .with(feature::own_stages, traits.holds_own_stages)
+      .with(feature::virtual_time, traits.shares_time)
+      .with(feature::captures, traits.captures)
+      .with(feature::runs_ahead, traits.runs_ahead);
+}
+}  // namespace detail
 
 /// A device policy: the part of the concept that `with` requires of the policy itself.
 template <class D>

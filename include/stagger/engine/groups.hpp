@@ -89,17 +89,7 @@ class GroupDivision {
  private:
   /// Refuses what needs the gradients of a whole step before the first update.
   [[gnu::cold]] void require_alone() const {
-    char const* other = nullptr;
-    if (setup_.options.clip_norm) other = "Options::clip_norm";
-    if (setup_.grouping.shard_optimizer) other = "AllReduce::shard_optimizer";
-    if (setup_.staleness) other = "an asynchronous staleness model";
-    if (other != nullptr)
-      raise(Errc::bad_configuration, "layers that are updated in each pass cannot train with ",
-            other, "; leave it out, or use Update::accumulate");
-    if (setup_.server.link != nullptr && !averages(setup_.staleness.pushes))
-      raise(Errc::bad_configuration,
-            "layers that are updated in each pass have no gradient of a step for a parameter "
-            "server; use staleness::LocalSgd, which averages weights, or Update::accumulate");
+    require_combination(setup_.features | feature::each_pass);
   }
 
   /// Every microbatch sees the newest weights that the schedule permits.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <stagger/core/basic_algorithm.hpp>
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/not_a_backend.hpp>
@@ -40,26 +41,32 @@ namespace stagger::detail {
   return place;
 }
 
-/// Refuses what a worker that pushes gradient groups while backward runs cannot have.
-/// @param spans  whether the worker may run in several processes
-[[gnu::cold]] inline void require_grouped_pushes(Setup const& setup, bool spans) {
-  auto const refuse = [](char const* what) {
-    raise(Errc::bad_configuration, what,
-          ", so that its layers cannot be pushed in groups while backward still runs; give with() "
-          "server.worker(n) without collective::GroupedPushes, or leave that out");
-  };
-  if (spans) refuse("a worker over processes pushes at the end of a step");
-  if (setup.staleness) refuse("a stream pushes after each of its waves");
-  if (averages(setup.staleness.pushes)) refuse("the staleness model pushes weights");
-  if (setup.staleness.late != nullptr)
-    refuse("the staleness model says at the end of a step which layers are late");
-  if (setup.options.clip_norm) refuse("clip_norm needs the gradients of all layers");
-  if (setup.groups.ops != nullptr) refuse("partition::LayerSplit has ranks share layers");
-  bool all_replicated = !setup.options.replicas.empty();
-  for (int const count : setup.options.replicas.counts())
-    all_replicated = all_replicated && count > 1;
-  if (all_replicated)
-    refuse("every stage has several replicas, which push their sum at the end of a step");
+/// The features of a pipeline, without those of its device.
+[[nodiscard]] [[gnu::cold]] inline Features policy_features(Setup const& setup) {
+  Options const& options = setup.options;
+  StalenessModel const& staleness = setup.staleness;
+  bool all_replicated = !options.replicas.empty();
+  for (int const count : options.replicas.counts()) all_replicated = all_replicated && count > 1;
+  return Features{}
+      .with(feature::asynchronous, static_cast<bool>(staleness))
+      .with(feature::workers_model, staleness.exchanges())
+      .with(feature::averages, averages(staleness.pushes))
+      .with(feature::late, staleness.late != nullptr)
+      .with(feature::pushes_no_changes, staleness.pushes != staleness::Pushes::changes)
+      .with(feature::adds_in_turn, staleness.adds == staleness::Adds::in_turn)
+      .with(feature::layer_split,
+            setup.groups.ops != nullptr && (setup.groups.members != 1 || setup.groups.each_pass))
+      .with(feature::replicas, !options.replicas.empty())
+      .with(feature::all_replicated, all_replicated)
+      .with(feature::shards, setup.grouping.shard_optimizer)
+      .with(feature::by_library, setup.grouping.by == collective::By::library)
+      .with(feature::server, setup.server.link != nullptr)
+      .with(feature::grouped_pushes, setup.server.pushes_groups)
+      .with(feature::whole_layers, !setup.optimizer.element_wise)
+      .with(feature::clips, options.clip_norm.has_value())
+      .with(feature::skips, options.non_finite == NonFinite::skip)
+      .with(feature::checks_recompute, options.check_recompute)
+      .with(feature::records, options.record);
 }
 
 template <class Device>
@@ -75,60 +82,13 @@ template <class Device>
           setup.schedule.chunks, " each; use a multiple of ", setup.schedule.chunks);
   int const positions = stages / setup.schedule.chunks;
   auto const& replicas = options.replicas;
-  if (!setup.optimizer.element_wise && (!replicas.empty() || setup.grouping.shard_optimizer))
-    raise(Errc::bad_configuration,
-          "the optimizer says that it is not element_wise, but each replica updates a part of "
-          "every parameter; use one whose elements do not depend on each other, or leave "
-          "Options::replicas and shard_optimizer out");
-  if (setup.server.pushes_groups) require_grouped_pushes(setup, Device::traits.holds_own_stages);
-  if (!replicas.empty()) replicas.ops()->require(replicas, positions, !setup.staleness);
-  if constexpr (!Device::traits.sums_while_running || Device::traits.keeps_whole_states)
-    if (setup.grouping.shard_optimizer)
-      raise(Errc::bad_configuration,
-            "this device does not share the optimizer's state out to replicas; leave "
-            "AllReduce::shard_optimizer out, or use mpi::Processes");
-  if constexpr (Device::traits.shards_states)
-    if (setup.grouping.shard_optimizer && replicas.empty())
-      raise(Errc::bad_configuration,
-            "AllReduce::shard_optimizer shares the optimizer's state out to the replicas of a "
-            "stage, and there are none; set Options::replicas, or leave it out");
-  if constexpr (!Device::traits.sums_by_library)
-    if (setup.grouping.by == collective::By::library)
-      raise(Errc::bad_configuration,
-            "collective::By::library asks for sums by MPI or NCCL, which this device does not use; "
-            "take collective::By::slices, or mpi::Processes or nccl::Gpus for the device");
-  if (setup.server.link != nullptr) {
-    if constexpr (!Device::traits.outside_signals)
-      raise(Errc::bad_configuration,
-            "this device cannot push to a parameter server; use host::Threads, mpi::Processes or "
-            "sim::VirtualClock for its workers");
-    if constexpr (Device::traits.holds_own_stages) {
-      if (!setup.server.link->span(device.places()))
-        raise(Errc::bad_configuration,
-              "a worker over processes cannot reach a parameter server that lies in one of them; "
-              "use mpi::ParameterServer, or host::Threads for its device");
-    }
-    if constexpr (Device::traits.holds_own_stages)
-      if (!replicas.empty())
-        raise(Errc::bad_configuration,
-              "a worker over processes has no replicas; leave Options::replicas out, use "
-              "host::Threads for its device, or make more workers");
-    if (!replicas.empty() && setup.staleness.late != nullptr)
-      raise(Errc::bad_configuration,
-            "layers of a worker with replicas cannot be late, since a rank would take up their "
-            "values while others compute; leave Options::replicas out, or use "
-            "staleness::Synchronous");
-    if (options.clip_norm && setup.staleness)
-      raise(Errc::bad_configuration,
-            "gradients of a stream cannot be clipped by their norm over all stages, since each "
-            "stage pushes without waiting for the others; leave clip_norm out, or use a staleness "
-            "model that is taken by step");
-    if (!setup.optimizer.element_wise)
-      raise(Errc::bad_configuration,
-            "the optimizer says that it is not element_wise, but the "
-            "changes that workers push are made in parts; use one whose elements do not depend on "
-            "each other");
-  }
+  setup.features = policy_features(setup) | device_features(Device::traits);
+  if constexpr (Device::traits.holds_own_stages)
+    if (setup.server.link != nullptr)
+      setup.features =
+          setup.features.with(feature::reaches_processes, setup.server.link->span(device.places()));
+  require_combination(setup.features);
+  if (!replicas.empty()) replicas.ops()->require(replicas, positions);
   int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
   int const offered = device.places();
   int const places = std::min(offered, ranks);
@@ -149,16 +109,7 @@ template <class Device>
     raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
           " s would end every step; use a positive time");
   require_clip_norm(options);
-  if (options.check_recompute && Device::traits.parameter_memory)
-    raise(
-        Errc::bad_configuration,
-        "Options::check_recompute compares outputs in the memory of the host, but this device has "
-        "memory of its own; leave it out, or check the stages on host::Threads");
-  if (setup.groups.ops != nullptr && (setup.groups.members != 1 || setup.groups.each_pass)) {
-    if constexpr (!Device::traits.shares_layers)
-      raise(Errc::bad_configuration, "this device cannot run groups of ", setup.groups.members,
-            " ranks that share layers; use host::Threads, mpi::Processes or sim::VirtualClock, or "
-            "leave partition::LayerSplit out");
+  if (setup.features.has(feature::layer_split)) {
     setup.division = setup.groups.ops->divide(setup, layers);
     if (setup.division->table_stages != 0) setup.grouped = setup.division.get();
   }

@@ -132,7 +132,7 @@ struct ReplicaOps {
   /// Refuses types of values that replicas of a table would have to split and cannot.
   void (*require_rows)(Machine const&, schedule::Table const&, bool target_has_rows);
   /// Refuses replicas that do not fit the schedule.
-  void (*require)(Replicas const&, int positions, bool synchronous);
+  void (*require)(Replicas const&, int positions);
 };
 
 }  // namespace stagger::detail

@@ -20,7 +20,7 @@ namespace detail {
 
 /// The requirements of replicas on a schedule and on the types of values that are split by rows.
 struct ReplicaChecks {
-  [[gnu::cold]] static void require(Replicas const& replicas, int positions, bool synchronous) {
+  [[gnu::cold]] static void require(Replicas const& replicas, int positions) {
     if (std::cmp_not_equal(replicas.positions(), positions))
       raise(Errc::bad_configuration, replicas.positions(), " counts of replicas do not fit ",
             counted(positions, "position"), " of the schedule; give one for each");
@@ -34,11 +34,6 @@ struct ReplicaChecks {
               part.position, " is ", static_cast<std::int64_t>(part.own), " of ",
               static_cast<std::int64_t>(part.total),
               "; give each replica a positive one, and at most ", most_total, " together");
-    if (!synchronous)
-      raise(Errc::bad_configuration,
-            "replicas add up their gradients before any of them updates, which an asynchronous "
-            "staleness model does not wait for; leave Options::replicas out, or use "
-            "staleness::Synchronous");
   }
 
   static void require_rows_of(SlotType const& input, int layer) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <stagger/core/basic_algorithm.hpp>
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/policy_numbers.hpp>
 #include <stagger/core/shape.hpp>
@@ -121,6 +122,7 @@ struct Setup {
   GroupingChoice grouping{};
   ServerChoice server{};
   GroupChoice groups{};
+  Features features{};                        // of these and the device; made by make_session
   std::shared_ptr<Grouped const> division{};  // among groups; null: none was asked for
   Grouped const* grouped = nullptr;           // the same if any layer is shared
   bool uncut = false;                         // a Sequential without a partitioner
@@ -157,11 +159,10 @@ template <class P> [[nodiscard]] [[gnu::cold]] ScheduleCall schedule_call(P cons
 /// Refuses a schedule chosen at run time that never flushes, if the staleness model is synchronous.
 template <class P> [[gnu::cold]] void require_flush(P const& policy, bool synchronous) {
   auto const facts = policy.facts();
-  if (synchronous && !facts.flushes)
-    raise(Errc::bad_configuration, "schedule ", std::string(facts.name),
-          " never flushes, so weights change under running microbatches, but the staleness model "
-          "promises that they do not; use a schedule that flushes, such as 1f1b, or a staleness "
-          "model that keeps weight versions");
+  require_rule(
+      Rule::flush_missing,
+      Features{}.with(feature::synchronous, synchronous).with(feature::no_flush, !facts.flushes),
+      text("schedule ", facts.name));
 }
 
 /// @tparam server  whether there is a parameter server

@@ -23,6 +23,7 @@ struct Threads {
                                        .sums_while_running = true,
                                        .outside_signals = true,
                                        .shares_layers = true};
+  static_assert(stagger::detail::device_features(traits) == stagger::detail::feature::of_threads);
   int count = 1;  ///< >= 1; threads beyond one for each rank add up gradients of replicas, or are
                   ///< idle
 

@@ -177,6 +177,7 @@ struct Processes {
                                        .outside_signals = true,
                                        .shares_layers = true,
                                        .starts_together = true};
+  static_assert(stagger::detail::device_features(traits) == stagger::detail::feature::of_processes);
 
   MPI_Comm processes = MPI_COMM_WORLD;  ///< duplicated; never used for messages itself
   double join_deadline_s = 60;  ///< for all processes to make the pipeline, or to lay out a program

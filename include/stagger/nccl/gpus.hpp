@@ -36,6 +36,8 @@ struct Gpus {
                                        .gathers_parameters = true,
                                        .runs_ahead = true,
                                        .captures = true};
+  static_assert(stagger::detail::device_features(traits) ==
+                stagger::detail::feature::of_gpus_apart);
 
   std::optional<collective::Launch> launch{};  ///< collective::find_launch()
   int device = -1;                             ///< GPU of this process; below 0: its local_device()

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -26,11 +28,13 @@ namespace stagger::detail {
   bool const exchanges = staleness.exchanges();
   for (std::size_t c = 1; c < flow.cells.size(); ++c) {
     bool const alone = staleness && staleness.alone(flow.cells[c].depth);
-    if (!is_first_holder(flow.cells, c) && (alone || (exchanges && !sums)))
-      raise(Errc::bad_schedule, "stage ", flow.cells[c].stage, " has several owners, ",
-            alone ? "which must update together; use a schedule that flushes"
-                  : "but each worker makes one push of it; give each position 1 replica by "
-                    "Options::replicas, or use a schedule that runs each stage on one rank");
+    if (is_first_holder(flow.cells, c)) continue;
+    Features const owners = feature::two_owners.with(feature::asynchronous, alone)
+                                .with(feature::server, exchanges)
+                                .with(feature::replicas, sums);
+    std::string const stage = text("stage ", flow.cells[c].stage);
+    require_rule(Rule::owners_alone, owners, stage, Errc::bad_schedule);
+    require_rule(Rule::owners_of_a_worker, owners, stage, Errc::bad_schedule);
   }
   if (!staleness) return {};
   if (staleness.microbatches < 1 || flow.units % static_cast<unsigned>(staleness.microbatches) != 0)

@@ -28,6 +28,8 @@ struct VirtualClock {
                                        .outside_signals = true,
                                        .shares_time = true,
                                        .shares_layers = true};
+  static_assert(stagger::detail::device_features(traits) ==
+                stagger::detail::feature::of_virtual_clock);
 
   schedule::Costs costs{};  ///< of each stage, for all rows of a microbatch; a recomputation costs
                             ///< as much as F

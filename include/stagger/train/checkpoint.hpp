@@ -38,6 +38,7 @@
 #include <unistd.h>
 
 #include <stagger/core/checked_file.hpp>
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
@@ -322,11 +323,9 @@ class Checkpoints {
     requires requires(Train& train) { train.parameter_shapes(); }
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train,
                                            Restore what = Restore::everything) const {
-    if (!train.staleness().empty())
-      raise(Errc::bad_configuration,
-            "a checkpoint cannot be restored into a worker, since its next step takes the weights "
-            "of the parameter server that it has joined; begin the layers of all workers with the "
-            "checkpoint's values, or let the server be durable");
+    namespace feature = detail::feature;
+    require_rule(detail::Rule::restored_worker,
+                 feature::restores.with(feature::server, !train.staleness().empty()));
     auto const here = detail::optimizer_record(train.given_optimizer(), train.optimizer());
     auto const restored = restore(model, train.parameter_shapes(), train.own_parameters(), what,
                                   &here, [&](detail::OptimizerRecord const& there) {

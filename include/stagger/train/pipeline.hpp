@@ -107,10 +107,10 @@ template <class... Stage> class Pipeline {
       return detail::Rejected<Step>{};
     } else {
       constexpr bool has_partitioner = count_of<PartitionTag, P...> != 0;
-      static_assert(cut_later || !has_partitioner,
-                    "stagger: these stages are cut by hand; leave the partitioner out, or wrap the "
-                    "layers in one "
-                    "Sequential for it to cut");
+      static_cast<void>(
+          NotCombined<refusing_types(Features{}
+                                         .with(feature::hand_cut, !cut_later)
+                                         .with(feature::partitioner, has_partitioner))>{});
       std::vector<int> cuts;
       List<Layer> layers;
       auto const append = [&]<class S>(S& stage) {
@@ -131,9 +131,9 @@ template <class... Stage> class Pipeline {
       using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
       using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
       using Loss = typename Pick<LossTag, NoLoss, P...>::type;
-      static_assert(!updates_by_kernel<Optimizer> || Device::traits.enqueues_updates,
-                    "stagger: this optimizer updates by a kernel, which this device cannot run; "
-                    "give Pipeline::with a device of stagger/cuda, or another optimizer");
+      static_cast<void>(
+          NotCombined<refusing_types(device_features(Device::traits)
+                                         .with(feature::kernel, updates_by_kernel<Optimizer>))>{});
       auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
       auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
       using Policies = Kept<Schedule, Staleness, Optimizer, Loss>;
@@ -176,8 +176,10 @@ template <class... Stage> class Pipeline {
                                   std::move(layers), setup);
       return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
                      Staleness::synchronous,
-                     std::conditional_t<Device::traits.captures, Device, void>>(
-          std::move(session), kept->optimizer, kept->given, kept->loss);
+                     std::conditional_t<refuses(Rule::captured_host,
+                                                feature::capture | device_features(Device::traits)),
+                                        void, Device>>(std::move(session), kept->optimizer,
+                                                       kept->given, kept->loss);
     }
   }
 
@@ -220,9 +222,8 @@ template <class... Stage> class Pipeline {
                     "stagger: one device takes a loss, an optimizer and Options; the other "
                     "policies are the pipeline's");
       using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
-      static_assert(!updates_by_kernel<Optimizer>,
-                    "stagger: this optimizer updates by a kernel, which a loop on the calling "
-                    "thread cannot run; give on_one_device another optimizer");
+      static_cast<void>(NotCombined<refusing_types(feature::one_device.with(
+                            feature::kernel, updates_by_kernel<Optimizer>))>{});
       List<Layer> layers;
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       detail::require_layers(layers);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <stagger/cluster/profile.hpp>
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -122,12 +123,16 @@ class Profiler {
     auto& machine = train.machine();
     std::size_t const layers = machine.parameters().size();
     require_names(layers);
-    if (std::cmp_not_equal(train.stages(), layers) || !machine.options().replicas.empty() ||
-        !machine.options().record)
+    if (std::cmp_not_equal(train.stages(), layers))
       raise(Errc::bad_configuration, "a pipeline of ", counted(train.stages(), "stage"), " with ",
             counted(layers, "layer"),
-            " cannot be measured layer by layer; make each layer a stage, leave "
-            "Options::replicas out, and set Options::record");
+            " cannot be measured layer by layer; make each layer a stage");
+    namespace feature = detail::feature;
+    detail::Features const features =
+        feature::profiles.with(feature::replicas, !machine.options().replicas.empty())
+            .with(feature::records, machine.options().record);
+    require_rule(detail::Rule::profiled_replicas, features);
+    require_rule(detail::Rule::profile_unrecorded, features);
     List<Passes> times(layers);
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
       (void)run(train.step(batch));

@@ -152,7 +152,7 @@ TEST_CASE("cuda/GroupSums: what cannot be run is refused in one sentence", "[cud
     });
   };
   CHECK(in_groups(1).empty());
-  CHECK(has(in_groups(2), "this device cannot run groups of 2 ranks that share layers"));
+  CHECK(has(in_groups(2), "this device cannot run groups of ranks that share layers"));
 }
 
 }  // namespace gpus_replicas_test

@@ -164,7 +164,7 @@ TEST_CASE("train/Profiler: a pipeline of single layers is measured by its device
   auto halves = made(sg::schedule::GPipe{}, {3}, true);
   CHECK_THROWS_WITH(profiler.measure(halves, batch),
                     "a pipeline of 2 stages with 7 layers cannot be measured layer by layer; make "
-                    "each layer a stage, leave Options::replicas out, and set Options::record");
+                    "each layer a stage");
 }
 
 namespace {

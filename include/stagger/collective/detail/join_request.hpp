@@ -13,6 +13,7 @@
 #include <stagger/collective/detail/same_workers.hpp>
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/alignment.hpp>
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -27,10 +28,10 @@ using stagger::detail::ParameterDeclaration;
 
 /// @throws Error  bad_configuration for a worker that cannot use a server in another process
 [[gnu::cold]] inline void require_remote(int worker, WorkerRules const& rules) {
-  if (rules.clock != nullptr)
-    raise(Errc::bad_configuration, "worker ", worker,
-          " runs in virtual time, which a server in another process does not share; give it "
-          "host::Threads, or a server in this process");
+  namespace feature = stagger::detail::feature;
+  require_rule(stagger::detail::Rule::remote_virtual_time,
+               feature::remote.with(feature::virtual_time, rules.clock != nullptr),
+               text("worker ", worker));
   if (rules.optimizer.digest(rules.optimizer.optimizer) == 0)
     raise(Errc::bad_configuration, "worker ", worker,
           " and the server cannot compare the numbers of this optimizer, whose members are of "

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/content_digest.hpp>
 #include <stagger/cuda/detail/processes.hpp>
 #include <stagger/cuda/graph.hpp>
@@ -40,38 +41,38 @@ struct GpusOptions {
   Program const& program = machine.program();
   if (!program.training || machine.model.parameter_count() == 0) return;
   ParameterKernels const kernels = given != nullptr ? *given : ParameterKernels{};
-  if (machine.model.optimizer.enqueued_bytes == 0)
-    raise(Errc::bad_configuration,
-          "parameters on a GPU need an optimizer whose update is a kernel; give Pipeline::with a "
-          "cuda::Enqueued, or use host::Threads");
-  if (std::cmp_greater(program.cells.size(), program.stages) && kernels.add == nullptr)
-    raise(Errc::bad_configuration,
-          "stages with two owners, or replicas, need a kernel that adds gradients; give "
-          "Gpus::kernels one, or use a schedule with one owner for each stage, without replicas");
-  bool const looks = machine.options().non_finite != NonFinite::ignore;
-  if (looks &&
-      (kernels.sum_squares == nullptr || kernels.scale == nullptr || !kernels.finds_non_finite))
-    raise(Errc::bad_configuration,
-          "Options::non_finite needs kernels that find out whether gradients are finite; give "
-          "Gpus::kernels those of cuda::parameter_kernels, have your own call "
-          "GradientScale::find, or let it be NonFinite::ignore");
-  if (looks && !machine.model.optimizer.asks_scale)
-    raise(
-        Errc::bad_configuration,
-        "Options::non_finite needs an optimizer's kernel that changes nothing unless "
-        "scale->updates(); have yours ask, with 'static constexpr bool asks_scale = true;' in its "
-        "Launch, or let it be NonFinite::ignore");
-  if ((machine.options().non_finite == NonFinite::skip || (looks && together)) &&
-      kernels.begin == nullptr)
-    raise(
-        Errc::bad_configuration,
-        "Options::non_finite needs a kernel that numbers steps, if it is NonFinite::skip or in "
-        "several processes; give Gpus::kernels a `begin` that calls GradientScale::correct, or let "
-        "it be NonFinite::ignore");
-  if (machine.options().clip_norm && (kernels.sum_squares == nullptr || kernels.scale == nullptr))
-    raise(Errc::bad_configuration,
-          "Options::clip_norm needs kernels that sum up squares and find the scale; give "
-          "Gpus::kernels both, or leave clip_norm out");
+  Options const& options = machine.options();
+  bool const looks = options.non_finite != NonFinite::ignore;
+  using namespace stagger::detail;
+  Features const features =
+      (feature::own_memory | feature::trains)
+          .with(feature::apart, together)
+          .with(feature::kernel, machine.model.optimizer.enqueued_bytes != 0)
+          .with(feature::asks_scale, machine.model.optimizer.asks_scale)
+          .with(feature::two_owners, std::cmp_greater(program.cells.size(), program.stages))
+          .with(feature::looks, looks)
+          .with(feature::skips, options.non_finite == NonFinite::skip)
+          .with(feature::clips, options.clip_norm.has_value())
+          .with(feature::adds_by_kernel, kernels.add != nullptr)
+          .with(feature::norm_by_kernel, kernels.sum_squares != nullptr && kernels.scale != nullptr)
+          .with(feature::finds_by_kernel, kernels.sum_squares != nullptr &&
+                                              kernels.scale != nullptr && kernels.finds_non_finite)
+          .with(feature::begins_by_kernel, kernels.begin != nullptr);
+  for (Rule const rule :
+       {Rule::update_by_kernel, Rule::sum_by_kernel, Rule::look_by_kernel, Rule::look_before_update,
+        Rule::number_skipped, Rule::number_apart, Rule::clip_by_kernel})
+    require_rule(rule, features);
+}
+
+/// @param together  whether other processes take the same steps
+/// @throws stagger::Error  bad_configuration if a graph cannot be recorded
+[[gnu::cold]] inline void require_capture(bool on, GpusOptions const& device, bool together) {
+  namespace feature = stagger::detail::feature;
+  require_rule(stagger::detail::Rule::captured_shapes,
+               stagger::detail::Features{}
+                   .with(feature::capture, on)
+                   .with(feature::shapes_change, device.wires.shapes_change)
+                   .with(feature::apart, together));
 }
 
 /// The facts of a pipeline. Their number is the same for all models, since processes compare them

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/processes.hpp>
@@ -441,10 +442,10 @@ class Streams {
 /// Joins the rows that replicas predict, on the GPU of the first rank, after the work of all GPUs.
 inline void join_outputs(Streams& streams, std::size_t slot) {
   auto const& gpus = streams.gpus();
-  if (gpus.processes() != nullptr)
-    raise(Errc::bad_configuration,
-          "the rows that replicas predict in several processes are not brought together; predict "
-          "in a pipeline of one process, or without Options::replicas");
+  namespace feature = stagger::detail::feature;
+  stagger::detail::require_rule(
+      stagger::detail::Rule::outputs_apart,
+      (feature::predicts | feature::replicas).with(feature::apart, gpus.processes() != nullptr));
   std::size_t const own = streams.gpu_of(0);
   streams.use(own);
   auto const& stream = gpus[own].main_stream;

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include <stagger/core/basic_algorithm.hpp>
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/shape.hpp>
@@ -91,11 +92,6 @@ class Programs {
   [[nodiscard]] [[gnu::cold]] std::shared_ptr<Program const> find(
       std::size_t microbatches, bool training, List<GradientGroup> const* groups) {
     require_microbatches(microbatches);
-    if (training && laying_.staleness && options_.clip_norm)
-      raise(
-          Errc::bad_configuration,
-          "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
-          "clip_norm out, or use staleness::Synchronous");
     auto const number = static_cast<int>(microbatches);
     for (Known& known : known_)
       if (known.asked != 0 && known.program->training == training &&
@@ -176,10 +172,9 @@ class Programs {
     schedule::Table made = training ? table_as_asked(whole) : forwards(whole);
     bool trains = false;
     for (auto const& action : made.actions) trains = trains || schedule::is_backward(action.kind);
-    if (training && !trains)
-      raise(Errc::bad_schedule,
-            "the schedule made a table without a backward action, which cannot train; evaluate and "
-            "predict with it, or train with a schedule such as 1f1b");
+    require_rule(Rule::untrained,
+                 Features{}.with(feature::trains, training).with(feature::forward_only, !trains),
+                 {}, Errc::bad_schedule);
     if (grouped_ != nullptr) made = grouped_->ops->table(*grouped_, made, options_.replicas);
     laying_.groups = groups;
     auto const added = std::make_shared<Program const>(lay_out(made, laying_));

@@ -88,7 +88,6 @@ class MachineSession : public Session {
     machine_.run.grouping = setup.grouping;
     machine_.model.optimizer = setup.optimizer;
     machine_.model.division = setup.division;
-    if (setup.options.non_finite == NonFinite::skip) require_common_update(setup);
     if (setup.grouped != nullptr) setup.grouped->ops->require_pieces(machine_.model);
     if (setup.server.link != nullptr)
       machine_.set_exchange(
@@ -127,20 +126,6 @@ class MachineSession : public Session {
       return;
     }
     machine_.options().replicas.ops()->require_rows(machine_, usual, target_rows);
-  }
-
-  /// Refuses what updates or pushes some layers before all gradients of a step are there.
-  [[gnu::cold]] static void require_common_update(Setup const& setup) {
-    char const* other = nullptr;
-    if (setup.grouped != nullptr && setup.grouped->updates != nullptr)
-      other = "layers that are updated in each pass";
-    if (setup.staleness) other = "a staleness model without a flush";
-    if (setup.server.link != nullptr) other = "a parameter server";
-    if (other != nullptr)
-      raise(Errc::bad_configuration, "NonFinite::skip cannot leave out the update of a step with ",
-            other,
-            ", where layers do not all update together at its end; let Options::non_finite be "
-            "NonFinite::fail or NonFinite::ignore");
   }
 
   /// The largest number of replicas of a position, which compute a loss of the same microbatch.

@@ -317,31 +317,4 @@ template <class Tag> struct TwoPolicies {
   static_assert(is_not<OptionsTag>, "stagger: two Options; set all members of one");
 };
 
-template <bool ignored> struct PlacementIsIgnored {
-  static_assert(!ignored,
-                "stagger: this device has one place for all ranks, or one for each, so a placement "
-                "would change nothing; leave it out");
-};
-
-template <class Schedule, class Staleness> struct ScheduleDoesNotFit {
-  static_assert(Schedule::flushes || !Staleness::synchronous,
-                "stagger: this schedule never flushes, so weights change under running "
-                "microbatches, but the staleness model promises that they do not; use a schedule "
-                "that flushes, such as schedule::OneFOneB, or a staleness model that keeps weight "
-                "versions");
-};
-
-/// Says what is missing of a staleness model of several workers, and of a parameter server.
-template <bool exchanges> struct ServerIsMissing {
-  static_assert(!exchanges,
-                "stagger: this staleness model is one of several workers that train one model, but "
-                "there is no parameter server; add server.worker(n) of a "
-                "collective::ParameterServer, or take staleness::Delayed for a pipeline alone");
-};
-template <bool exchanges> struct ServerIsIdle {
-  static_assert(exchanges,
-                "stagger: nothing is pushed to this parameter server; add a staleness model of "
-                "several workers, such as staleness::WaveSynchronous");
-};
-
 }  // namespace stagger::detail

@@ -129,22 +129,26 @@ template <class... P> consteval auto check_policies() {
       CheckOnce<LossTag, P...>, CheckOnce<OptionsTag, P...>>{};
 }
 
-template <class P> inline constexpr bool ignores_placement = false;
-template <class P>
-  requires fills<P, DeviceTag>
-inline constexpr bool ignores_placement<P> = !P::traits.obeys_placement;
+/// The features of a pipeline as far as the types of its policies say them.
+template <class... P> consteval Features type_features() {
+  using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
+  using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
+  using Collective = typename Pick<CollectiveTag, DefaultCollective, P...>::type;
+  using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
+  return Features{}
+      .with(feature::no_flush, !Schedule::flushes)
+      .with(feature::synchronous, Staleness::synchronous)
+      .with(feature::asynchronous, !Staleness::synchronous)
+      .with(feature::workers_model, ExchangingPolicy<Staleness>)
+      .with(feature::server, ServerPolicy<Collective>)
+      .with(feature::placement, count_of<PlacementTag, P...> != 0)
+      .with(feature::obeys_placement, Device::traits.obeys_placement);
+}
 
-template <class Types, bool ignored, class Schedule, class Staleness, class Collective, class Loss>
-consteval auto check_fit() {
+template <class Types, Rule rule, class Loss> consteval auto check_fit() {
   using Y = typename Ends<Types>::Output;
-  constexpr bool exchanges = ExchangingPolicy<Staleness>;
-  constexpr bool server = ServerPolicy<Collective>;
-  return First<
-      Unless<!ignored, PlacementIsIgnored<ignored>>,
-      Unless<Schedule::flushes || !Staleness::synchronous, ScheduleDoesNotFit<Schedule, Staleness>>,
-      Unless<server || !exchanges, ServerIsMissing<exchanges>>,
-      Unless<!server || exchanges || Staleness::synchronous, ServerIsIdle<exchanges>>,
-      Unless<std::same_as<Loss, NoLoss> || LossFor<Loss, Y>, LossDoesNotFit<Loss, Y>>>{};
+  return First<Unless<rule == Rule::none, NotCombined<rule>>,
+               Unless<std::same_as<Loss, NoLoss> || LossFor<Loss, Y>, LossDoesNotFit<Loss, Y>>>{};
 }
 
 template <class Types, class... P> consteval auto check_pipeline() {
@@ -155,10 +159,7 @@ template <class Types, class... P> consteval auto check_pipeline() {
   else if constexpr (!std::is_void_v<typename Policies::type>)
     return Policies{};
   else
-    return check_fit<Types, count_of<PlacementTag, P...> != 0 && (ignores_placement<P> || ...),
-                     typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type,
-                     typename Pick<StalenessTag, staleness::Synchronous, P...>::type,
-                     typename Pick<CollectiveTag, DefaultCollective, P...>::type,
+    return check_fit<Types, refusing_types(type_features<P...>()),
                      typename Pick<LossTag, NoLoss, P...>::type>();
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <utility>
 
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
@@ -324,10 +325,7 @@ class OverlappedExchange final : public ServerExchange {
     ServerExchange::lost(std::move(why));
   }
   [[gnu::cold]] void read_moved() override {
-    raise(
-        Errc::bad_configuration,
-        "a stage has moved to another process, which lacks what was predicted of late layers; let "
-        "the schedule keep stages where they are, or use staleness::Synchronous");
+    require_rule(Rule::moved_late_layers, feature::moves_stages | feature::late);
   }
   void late_layers(std::uint32_t step, LateSet const& set) noexcept override {
     if (step != steps_)

@@ -12,6 +12,7 @@
 #include <memory>
 #include <utility>
 
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/engine/detail/exchange/server_exchange.hpp>
@@ -191,11 +192,8 @@ class StepExchange : public ServerExchange {
 
   void arrived(std::size_t layer, std::uint32_t) noexcept override { one_arrived(layer, 1); }
   void read_moved() override {
-    if (kept_ > 1)
-      raise(Errc::bad_configuration,
-            "a stage has moved to another process, which lacks the changes that the worker has "
-            "pushed; let the schedule keep stages where they are, or the staleness model add on "
-            "arrival");
+    require_rule(Rule::moved_changes,
+                 feature::moves_stages.with(feature::keeps_changes, kept_ > 1));
     ServerExchange::read_moved();
   }
 

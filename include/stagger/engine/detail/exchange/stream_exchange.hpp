@@ -74,7 +74,7 @@ class StreamExchange final : public ServerExchange {
   /// @throws Error  bad_configuration for a staleness model that cannot work
   [[gnu::cold]] StreamExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                                StalenessModel const& staleness)
-      : ServerExchange(std::move(link), machine, possible(staleness)) {}
+      : ServerExchange(std::move(link), machine, staleness) {}
   ~StreamExchange() override { leave(); }
 
   [[gnu::cold]] void load(Machine& machine) override {
@@ -292,19 +292,6 @@ class StreamExchange final : public ServerExchange {
   /// Whether a snapshot is the newest.
   [[nodiscard]] bool on_arrival() const noexcept {
     return staleness_.adds == staleness::Adds::on_arrival;
-  }
-
-  /// Refuses a staleness model whose pushes cannot be added.
-  [[gnu::cold]] static StalenessModel possible(StalenessModel const& model) {
-    if (model.pushes != staleness::Pushes::changes)
-      raise(Errc::bad_configuration,
-            "a stream pushes changes, not gradients: weights move on while the server works; let "
-            "the staleness model push changes, or be synchronous");
-    if (model.adds == staleness::Adds::in_turn)
-      raise(Errc::bad_configuration,
-            "workers that stream cannot push in turn; let the staleness model add on arrival or "
-            "in the order of workers");
-    return model;
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
