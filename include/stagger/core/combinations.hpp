@@ -61,267 +61,268 @@ enum class Verdict : std::uint8_t {
 /// that, the subject of the sentence, the rest of it, why). Of several rules that hold, the first is
 /// told. The subject may be replaced by one with a name or a number. What is refused where the
 /// numbers are, such as 3 replicas for 2 positions, is not here.
-#define STAGGER_RULES(RULE)                                                                       \
-  /* told by the compiler */                                                                      \
-  RULE(placement_ignored, law, placement, obeys_placement, "this device",                         \
-       STAGGER_PLACEMENT_IGNORED,                                                                 \
-       "Each rank has a processor of its own in virtual time, wherever it is placed.")            \
-  RULE(flush_missing, law, no_flush | synchronous, none, "this schedule", STAGGER_FLUSH_MISSING,  \
-       "Forward of minibatch 2, update by minibatch 1, backward of minibatch 2: the two passes "  \
-       "of minibatch 2 see different weights.")                                                   \
-  RULE(server_missing, need, workers_model, server, "this staleness model",                       \
-       STAGGER_SERVER_MISSING, "Workers meet at a server alone.")                                 \
-  RULE(server_idle, law, server | asynchronous, workers_model, "nothing", STAGGER_SERVER_IDLE,    \
-       "A model of one pipeline does not say when a push is made.")                               \
-  RULE(cut_twice, law, hand_cut | partitioner, none, "these stages", STAGGER_CUT_TWICE,           \
-       "Both say where stages begin.")                                                            \
-  RULE(kernel_on_one_device, law, kernel | one_device, none, "this optimizer",                    \
-       STAGGER_KERNEL_ON_ONE_DEVICE, "Its parameters lie in the memory of the host.")             \
-  RULE(kernel_on_host, law, kernel, enqueues | one_device, "this optimizer",                      \
-       STAGGER_KERNEL_ON_HOST, "Parameters of such a device lie in the memory of the host.")      \
-  /* optimizers that need whole layers */                                                         \
-  RULE(replicas_of_whole_layers, not_built, whole_layers | replicas, none, "the optimizer",       \
-       STAGGER_WHOLE_LAYERS, "One replica of several would have to update whole layers.")         \
-  RULE(shards_of_whole_layers, not_built, whole_layers | shards, none, "the optimizer",           \
-       STAGGER_WHOLE_LAYERS, "The state would have to be shared out by whole layers.")            \
-  RULE(late_whole_layers, law, whole_layers | late, none, "the optimizer",                        \
-       " says that it is not element_wise, but a part of a layer may be late; use one whose "     \
-       "elements do not depend on each other, or staleness::Synchronous",                         \
-       "The early part of a layer is updated, the late part arrives, and its update needs the "   \
-       "whole gradient of the step: either the early part waits, or its update was another one.") \
-  RULE(server_of_whole_layers, not_built, whole_layers | server, none, "the optimizer",           \
-       " says that it is not element_wise, but the changes that workers push are made in parts; " \
-       "use one whose elements do not depend on each other",                                      \
-       "Servers and workers would have to update whole layers at once.")                          \
-  /* pushes in groups */                                                                          \
-  RULE(grouped_over_processes, not_built, grouped_pushes | own_stages, none,                      \
-       "a worker over processes pushes at the end of a step", STAGGER_NOT_IN_GROUPS,              \
-       "The processes agree at the end of a step that all of its gradients are there.")           \
-  RULE(grouped_stream, not_built, grouped_pushes | asynchronous, none,                            \
-       "a stream pushes after each of its waves", STAGGER_NOT_IN_GROUPS,                          \
-       "A push of a wave could be cut into groups as that of a step is.")                         \
-  RULE(grouped_weights, law, grouped_pushes | averages, none,                                     \
-       "the staleness model pushes weights", STAGGER_NOT_IN_GROUPS,                               \
-       "The weights of a period are there when its last update has been made, which is after "    \
-       "every backward.")                                                                         \
-  RULE(grouped_late, law, grouped_pushes | late, none,                                            \
-       "the staleness model says at the end of a step which layers are late",                     \
-       STAGGER_NOT_IN_GROUPS,                                                                     \
-       "Push of layer 2, backward of layer 1, choice of the late layers by all gradients: the "   \
-       "choice may be layer 2, which is pushed.")                                                 \
-  RULE(grouped_clipped, law, grouped_pushes | clips, none,                                        \
-       "clip_norm needs the gradients of all layers", STAGGER_NOT_IN_GROUPS,                      \
-       "Push of layer 2, backward of layer 1, norm of both: it scales the gradient of layer 2, "  \
-       "which is pushed.")                                                                        \
-  RULE(grouped_split, not_built, grouped_pushes | layer_split, none,                              \
-       "partition::LayerSplit has ranks share layers", STAGGER_NOT_IN_GROUPS,                     \
-       "A push of such a layer has a part of each member.")                                       \
-  RULE(grouped_replicas, not_built, grouped_pushes | replicas | all_replicated, none,             \
-       "every stage has several replicas, which push their sum at the end of a step",             \
-       STAGGER_NOT_IN_GROUPS, "Sums of replicas would have to be pushed group by group.")         \
-  /* replicas and sums */                                                                         \
-  RULE(replicas_without_flush, not_built, replicas | asynchronous, none, "replicas",              \
-       " add up their gradients before any of them updates, which an asynchronous staleness "     \
-       "model does not wait for; leave Options::replicas out, or use staleness::Synchronous",     \
-       "PipeDream (section 3.2) replicates stages of such a schedule, and adds up the gradients " \
-       "of each minibatch.")                                                                      \
-  RULE(shards_on_device, not_built, shards, may_shard, "this device",                             \
-       " does not share the optimizer's state out to replicas; leave "                            \
-       "AllReduce::shard_optimizer out, or use mpi::Processes",                                   \
-       "GPUs keep the whole state with every copy of a stage (ZeRO, stage 1, shares it out).")    \
-  RULE(shards_without_replicas, need, shards | shards_states, replicas,                           \
-       "AllReduce::shard_optimizer",                                                              \
-       " shares the optimizer's state out to the replicas of a stage, and there are none; set "   \
-       "Options::replicas, or leave it out",                                                      \
-       "A single rank needs the whole state of its stage.")                                       \
-  RULE(sums_by_no_library, law, by_library, library_sums, "collective::By::library",              \
-       " asks for sums by MPI or NCCL, which this device does not use; take "                     \
-       "collective::By::slices, or mpi::Processes or nccl::Gpus for the device",                  \
-       "Such a device links neither library.")                                                    \
-  /* workers of a parameter server */                                                             \
-  RULE(server_out_of_reach, not_built, server, signalled, "this device",                          \
-       " cannot push to a parameter server; use host::Threads, mpi::Processes or "                \
-       "sim::VirtualClock for its workers",                                                       \
-       "A stream of a GPU would have to wait for an answer of the server.")                       \
-  RULE(server_in_one_process, not_built, server | own_stages, reaches_processes,                  \
-       "a worker over processes",                                                                 \
-       " cannot reach a parameter server that lies in one of them; use mpi::ParameterServer, or " \
-       "host::Threads for its device",                                                            \
-       "Each process exchanges the layers of its own stages. Over TCP it would need a "           \
-       "connection of its own.")                                                                  \
-  RULE(replicas_over_processes, not_built, server | own_stages | replicas, none,                  \
-       "a worker over processes",                                                                 \
-       " has no replicas; leave Options::replicas out, use host::Threads for its device, or "     \
-       "make more workers",                                                                       \
-       "Replicas in several processes would have to make one push of their sum.")                 \
-  RULE(late_replicas, not_built, server | late | replicas, none,                                  \
-       "layers of a worker with replicas",                                                        \
-       " cannot be late, since a rank would take up their values while others compute; leave "    \
-       "Options::replicas out, or use staleness::Synchronous",                                    \
-       "Replicas would need the values of late layers twice, before and after the change.")       \
-  RULE(remote_virtual_time, law, remote | virtual_time, none, "a worker",                         \
-       " runs in virtual time, which a server in another process does not share; give it "        \
-       "host::Threads, or a server in this process",                                              \
-       "Push at virtual time 1, answer after a second of real time, next step: the clock cannot " \
-       "say when it begins.")                                                                     \
-  RULE(stream_without_changes, law, server | asynchronous | pushes_no_changes, none, "a stream",  \
-       " pushes changes, not gradients: weights move on while the server works; let the "         \
-       "staleness model push changes, or be synchronous",                                         \
-       "A stage updates by its own gradient, the server updates by it, too, and the answer "      \
-       "contains it: what the worker has added since cannot be told from it (HetPipe, section "   \
-       "5, pushes changes).")                                                                     \
-  RULE(stream_in_turn, law, server | asynchronous | adds_in_turn, none, "workers that stream",    \
-       " cannot push in turn; let the staleness model add on arrival or in the order of workers", \
-       "Worker 1 waits for the push of worker 0, whose next push waits for weights with that of " \
-       "worker 1: a turn is a barrier of steps, which a stream does not have.")                   \
-  RULE(moved_changes, not_built, moves_stages | keeps_changes, none,                              \
-       "a stage has moved to another process, which",                                             \
-       " lacks the changes that the worker has pushed; let the schedule keep stages where they "  \
-       "are, or the staleness model add on arrival",                                              \
-       "Kept changes would have to move with the stage.")                                         \
-  RULE(moved_late_layers, not_built, moves_stages | late, none,                                   \
-       "a stage has moved to another process, which",                                             \
-       " lacks what was predicted of late layers; let the schedule keep stages where they are, "  \
-       "or use staleness::Synchronous",                                                           \
-       "Predictions would have to move with the stage.")                                          \
-  RULE(durable_log, not_built, durable | logs, none,                                              \
-       "a parameter server that keeps its layers in a folder",                                    \
-       " keeps no log there; use ServerOptions::durable or ServerOptions::log",                   \
-       "The log would have to be a file of that folder.")                                         \
-  RULE(durable_late_layers, not_built, durable | late | goes_on, none,                            \
-       "a parameter server that keeps its layers in a folder",                                    \
-       " cannot go on without a worker whose layers may be late; use OnFailure::fail_fast, or "   \
-       "no ServerOptions::durable",                                                               \
-       "The folder does not say which late layers a lost worker has pushed.")                     \
-  RULE(restored_worker, law, restores | server, none, "a checkpoint",                             \
-       " cannot be restored into a worker, since its next step takes the weights of the "         \
-       "parameter server that it has joined; begin the layers of all workers with the "           \
-       "checkpoint's values, or let the server be durable",                                       \
-       "Restore, step, answer of the server: its weights replace those that were restored.")      \
-  /* updates of one stage before another */                                                       \
-  RULE(clipped_stream, law, clips | asynchronous, none, "gradients of a stream",                  \
-       " cannot be clipped by their norm over all stages, since each stage updates or pushes "    \
-       "without waiting for the others; leave clip_norm out, or use a staleness model that is "   \
-       "taken by step",                                                                           \
-       "Update of the last stage, backward of the first stage, norm of both: it scales a "        \
-       "gradient that was used.")                                                                 \
-  RULE(owners_alone, law, two_owners | asynchronous, none, "a stage",                             \
-       " has several owners, which must update together; use a schedule that flushes",            \
-       "Each owner sees half of the microbatches, and nobody has published which versions of "    \
-       "its weights they would see.")                                                             \
-  RULE(owners_of_a_worker, need, two_owners | server, replicas, "a stage",                        \
-       " has several owners, but each worker makes one push of it; give each position 1 replica " \
-       "by Options::replicas, or use a schedule that runs each stage on one rank",                \
-       "The engine's functions for replicas add up the gradients of owners.")                     \
-  RULE(skipped_each_pass, law, skips | each_pass, none, "NonFinite::skip",                        \
-       STAGGER_NO_SKIP("layers that are updated in each pass"),                                   \
-       "Update by microbatch 1, backward of microbatch 2, which is not finite: the step has "     \
-       "updated.")                                                                                \
-  RULE(skipped_push, law, skips | server, none, "NonFinite::skip",                                \
-       STAGGER_NO_SKIP("a parameter server"),                                                     \
-       "Worker 0 pushes, worker 1 finds a gradient that is not finite, the others wait for its "  \
-       "push: a step that it leaves out would be made by the others.")                            \
-  RULE(skipped_stream, law, skips | asynchronous, none, "NonFinite::skip",                        \
-       STAGGER_NO_SKIP("a staleness model without a flush"),                                      \
-       "Update of the last stage, backward of the first stage, which is not finite: the "         \
-       "minibatch has updated.")                                                                  \
-  /* layers that groups of ranks share */                                                         \
-  RULE(split_on_device, not_built, layer_split, shares_layers, "this device",                     \
-       " cannot run groups of ranks that share layers; use host::Threads, mpi::Processes or "     \
-       "sim::VirtualClock, or leave partition::LayerSplit out",                                   \
-       "Columns of values would have to be exchanged between GPUs.")                              \
-  RULE(clipped_each_pass, law, each_pass | clips, none, "layers that are updated in each pass",   \
-       STAGGER_EACH_PASS("Options::clip_norm"),                                                   \
-       "Update of a shared layer by microbatch 1, backward of microbatch 2, norm of the step: "   \
-       "it scales a gradient that was used.")                                                     \
-  RULE(sharded_each_pass, not_built, each_pass | shards, none,                                    \
-       "layers that are updated in each pass", STAGGER_EACH_PASS("AllReduce::shard_optimizer"),   \
-       "Each member of a group would share out the state of its own part.")                       \
-  RULE(asynchronous_each_pass, law, each_pass | asynchronous, none,                               \
-       "layers that are updated in each pass",                                                    \
-       STAGGER_EACH_PASS("an asynchronous staleness model"),                                      \
-       "Both say which weights a microbatch of such a layer sees.")                               \
-  RULE(pushed_each_pass, law, each_pass | server, averages,                                       \
-       "layers that are updated in each pass",                                                    \
-       " have no gradient of a step for a parameter server; use staleness::LocalSgd, which "      \
-       "averages weights, or Update::accumulate",                                                 \
-       "Update by microbatch 1, gradient of microbatch 2, push: the two gradients are of "        \
-       "different weights, and the first is used.")                                               \
-  /* options and calls */                                                                         \
-  RULE(captured_host, law, capture, captures, "Trainer::capture",                                 \
-       " records a graph, which this device does not have; leave it out, or use cuda::Gpus or "   \
-       "nccl::Gpus",                                                                              \
-       "Trainers on such a device do not have this function.")                                    \
-  RULE(untrained, law, forward_only | trains, none, "the schedule",                               \
-       " made a table without a backward action, which cannot train; evaluate and predict with "  \
-       "it, or train with a schedule such as 1f1b",                                               \
-       "There is no gradient.")                                                                   \
-  RULE(recompute_on_device, not_built, checks_recompute | own_memory, none,                       \
-       "Options::check_recompute",                                                                \
-       " compares outputs in the memory of the host, but this device has memory of its own; "     \
-       "leave it out, or check the stages on host::Threads",                                      \
-       "A kernel would have to make the digest of a value.")                                      \
-  RULE(profiled_replicas, not_built, profiles | replicas, none, "a profiler",                     \
-       " measures each layer on one rank, so that it cannot measure replicas; leave "             \
-       "Options::replicas out",                                                                   \
-       "Times of different shares would have to be brought to one number of rows.")               \
-  RULE(profile_unrecorded, need, profiles, records, "a profiler",                                 \
-       " reads the times of recorded actions; set Options::record", "Nothing else times them.")   \
-  RULE(outputs_apart, not_built, predicts | replicas | apart, none,                               \
-       "the rows that replicas predict in several processes",                                     \
-       " are not brought together; predict in a pipeline of one process, or without "             \
-       "Options::replicas",                                                                       \
-       "Rows would have to be sent to the process of the first replica.")                         \
-  RULE(captured_shapes, law, capture | shapes_change | apart, none, "Gpus::shapes_change",        \
-       " has processes wait for shapes in every step, which a graph cannot; leave it or capture " \
-       "out",                                                                                     \
-       "A graph is recorded with the shapes of one step.")                                        \
-  /* kernels for parameters on GPUs */                                                            \
-  RULE(update_by_kernel, need, own_memory | trains, kernel, "parameters on a GPU",                \
-       " need an optimizer whose update is a kernel; give Pipeline::with a cuda::Enqueued, or "   \
-       "use host::Threads",                                                                       \
-       "The host does not read them in a step.")                                                  \
-  RULE(sum_by_kernel, need, own_memory | two_owners, adds_by_kernel,                              \
-       "stages with two owners, or replicas,",                                                    \
-       " need a kernel that adds gradients; give Gpus::kernels one, or use a schedule with one "  \
-       "owner for each stage, without replicas",                                                  \
-       "Gradients are added up where they lie.")                                                  \
-  RULE(look_by_kernel, need, own_memory | looks, finds_by_kernel, "Options::non_finite",          \
-       " needs kernels that find out whether gradients are finite; give Gpus::kernels those of "  \
-       "cuda::parameter_kernels, have your own call GradientScale::find, or let it be "           \
-       "NonFinite::ignore",                                                                       \
-       "The host does not read gradients.")                                                       \
-  RULE(look_before_update, need, own_memory | looks, asks_scale, "Options::non_finite",           \
-       " needs an optimizer's kernel that changes nothing unless scale->updates(); have yours "   \
-       "ask, with 'static constexpr bool asks_scale = true;' in its Launch, or let it be "        \
-       "NonFinite::ignore",                                                                       \
-       "The update is enqueued before anybody has looked.")                                       \
-  RULE(number_skipped, need, own_memory | skips, begins_by_kernel, "Options::non_finite",         \
-       " needs a kernel that numbers steps, if it is NonFinite::skip or in several processes; "   \
-       "give Gpus::kernels a `begin` that calls GradientScale::correct, or let it be "            \
-       "NonFinite::ignore",                                                                       \
-       "The host does not know how many of the steps in flight have updated.")                    \
-  RULE(number_apart, need, own_memory | looks | apart, begins_by_kernel, "Options::non_finite",   \
-       " needs a kernel that numbers steps, if it is NonFinite::skip or in several processes; "   \
-       "give Gpus::kernels a `begin` that calls GradientScale::correct, or let it be "            \
-       "NonFinite::ignore",                                                                       \
-       "The host does not know how many of the steps in flight have updated.")                    \
-  RULE(clip_by_kernel, need, own_memory | clips, norm_by_kernel, "Options::clip_norm",            \
-       " needs kernels that sum up squares and find the scale; give Gpus::kernels both, or "      \
-       "leave clip_norm out",                                                                     \
-       "The host does not read gradients.")                                                       \
-  /* not refused */                                                                               \
-  RULE(shards_of_one_copy, no_effect, shards, shards_states, "AllReduce::shard_optimizer",        \
-       " changes nothing in one process",                                                         \
-       "Ranks of one process have one copy of the optimizer's state, of which each updates a "    \
-       "part.")                                                                                   \
-  RULE(replicas_pushed_at_end, no_effect, grouped_pushes | replicas, none,                        \
-       "collective::GroupedPushes", " changes nothing for a stage with several replicas",         \
-       "Their sum is pushed at the end of the step.")                                             \
-  RULE(enqueued_on_host, no_effect, enqueue, runs_ahead, "enqueue",                               \
-       " returns when the step is done",                                                          \
-       "On threads, in processes and in virtual time the caller, or the threads, run the step.")  \
-  RULE(enqueued_record, no_effect, enqueue | records, none, "enqueue",                            \
+#define STAGGER_RULES(RULE)                                                                        \
+  /* told by the compiler */                                                                       \
+  RULE(placement_ignored, law, placement, obeys_placement, "this device",                          \
+       STAGGER_PLACEMENT_IGNORED,                                                                  \
+       "Each rank has a processor of its own in virtual time, wherever it is placed.")             \
+  RULE(flush_missing, law, no_flush | synchronous, none, "this schedule", STAGGER_FLUSH_MISSING,   \
+       "Forward of minibatch 2, update by minibatch 1, backward of minibatch 2: the two passes "   \
+       "of minibatch 2 see different weights.")                                                    \
+  RULE(server_missing, need, workers_model, server, "this staleness model",                        \
+       STAGGER_SERVER_MISSING, "Workers meet at a server alone.")                                  \
+  RULE(server_idle, law, server | asynchronous, workers_model, "nothing", STAGGER_SERVER_IDLE,     \
+       "A model of one pipeline does not say when a push is made.")                                \
+  RULE(cut_twice, law, hand_cut | partitioner, none, "these stages", STAGGER_CUT_TWICE,            \
+       "Both say where stages begin.")                                                             \
+  RULE(kernel_on_one_device, law, kernel | one_device, none, "this optimizer",                     \
+       STAGGER_KERNEL_ON_ONE_DEVICE, "Its parameters lie in the memory of the host.")              \
+  RULE(kernel_on_host, law, kernel, enqueues | one_device, "this optimizer",                       \
+       STAGGER_KERNEL_ON_HOST, "Parameters of such a device lie in the memory of the host.")       \
+  /* optimizers that need whole layers */                                                          \
+  RULE(replicas_of_whole_layers, not_built, whole_layers | replicas, none, "the optimizer",        \
+       STAGGER_WHOLE_LAYERS, "One replica of several would have to update whole layers.")          \
+  RULE(shards_of_whole_layers, not_built, whole_layers | shards, none, "the optimizer",            \
+       STAGGER_WHOLE_LAYERS, "The state would have to be shared out by whole layers.")             \
+  RULE(late_whole_layers, law, whole_layers | late, none, "the optimizer",                         \
+       " says that it is not element_wise, but a part of a layer may be late; use one whose "      \
+       "elements do not depend on each other, or staleness::Synchronous",                          \
+       "The early part of a layer is updated, the late part arrives, and its update needs the "    \
+       "whole gradient of the step: either the early part waits, or its update was another one.")  \
+  RULE(server_of_whole_layers, not_built, whole_layers | server, none, "the optimizer",            \
+       " says that it is not element_wise, but the changes that workers push are made in parts; "  \
+       "use one whose elements do not depend on each other",                                       \
+       "Servers and workers would have to update whole layers at once.")                           \
+  /* pushes in groups */                                                                           \
+  RULE(grouped_over_processes, not_built, grouped_pushes | own_stages, none,                       \
+       "a worker over processes pushes at the end of a step", STAGGER_NOT_IN_GROUPS,               \
+       "The processes agree at the end of a step that all of its gradients are there.")            \
+  RULE(grouped_stream, not_built, grouped_pushes | asynchronous, none,                             \
+       "a stream pushes after each of its waves", STAGGER_NOT_IN_GROUPS,                           \
+       "A push of a wave could be cut into groups as that of a step is.")                          \
+  RULE(grouped_weights, law, grouped_pushes | averages, none,                                      \
+       "the staleness model pushes weights", STAGGER_NOT_IN_GROUPS,                                \
+       "The weights of a period are there when its last update has been made, which is after "     \
+       "every backward.")                                                                          \
+  RULE(grouped_late, law, grouped_pushes | late, none,                                             \
+       "the staleness model says at the end of a step which layers are late",                      \
+       STAGGER_NOT_IN_GROUPS,                                                                      \
+       "Push of layer 2, backward of layer 1, choice of the late layers by all gradients: the "    \
+       "choice may be layer 2, which is pushed.")                                                  \
+  RULE(grouped_clipped, law, grouped_pushes | clips, none,                                         \
+       "clip_norm needs the gradients of all layers", STAGGER_NOT_IN_GROUPS,                       \
+       "Push of layer 2, backward of layer 1, norm of both: it scales the gradient of layer 2, "   \
+       "which is pushed.")                                                                         \
+  RULE(grouped_split, not_built, grouped_pushes | layer_split, none,                               \
+       "partition::LayerSplit has ranks share layers", STAGGER_NOT_IN_GROUPS,                      \
+       "A push of such a layer has a part of each member.")                                        \
+  RULE(grouped_replicas, not_built, grouped_pushes | replicas | all_replicated, none,              \
+       "every stage has several replicas, which push their sum at the end of a step",              \
+       STAGGER_NOT_IN_GROUPS, "Sums of replicas would have to be pushed group by group.")          \
+  /* replicas and sums */                                                                          \
+  RULE(replicas_without_flush, not_built, replicas | asynchronous, none, "replicas",               \
+       " add up their gradients before any of them updates, which an asynchronous staleness "      \
+       "model does not wait for; leave Options::replicas out, or use staleness::Synchronous",      \
+       "PipeDream (section 3.2) replicates stages of such a schedule, and adds up the gradients "  \
+       "of each minibatch.")                                                                       \
+  RULE(shards_on_device, not_built, shards, may_shard, "this device",                              \
+       " does not share the optimizer's state out to replicas; leave "                             \
+       "AllReduce::shard_optimizer out, or use mpi::Processes",                                    \
+       "GPUs keep the whole state with every copy of a stage (ZeRO, stage 1, shares it out).")     \
+  RULE(shards_without_replicas, need, shards | shards_states, replicas,                            \
+       "AllReduce::shard_optimizer",                                                               \
+       " shares the optimizer's state out to the replicas of a stage, and there are none; set "    \
+       "Options::replicas, or leave it out",                                                       \
+       "A single rank needs the whole state of its stage.")                                        \
+  RULE(sums_by_no_library, law, by_library, library_sums, "collective::By::library",               \
+       " asks for sums by MPI or NCCL, which this device does not use; take "                      \
+       "collective::By::slices, or mpi::Processes or nccl::Gpus for the device",                   \
+       "Such a device links neither library.")                                                     \
+  /* workers of a parameter server */                                                              \
+  RULE(server_out_of_reach, not_built, server, signalled, "this device",                           \
+       " cannot push to a parameter server; use host::Threads, mpi::Processes or "                 \
+       "sim::VirtualClock for its workers",                                                        \
+       "A stream of a GPU would have to wait for an answer of the server.")                        \
+  RULE(server_in_one_process, not_built, server | own_stages, reaches_processes,                   \
+       "a worker over processes",                                                                  \
+       " cannot reach a parameter server that lies in one of them; use mpi::ParameterServer, or "  \
+       "host::Threads for its device",                                                             \
+       "Each process exchanges the layers of its own stages. Over TCP it would need a "            \
+       "connection of its own.")                                                                   \
+  RULE(replicas_over_processes, not_built, server | own_stages | replicas, none,                   \
+       "a worker over processes",                                                                  \
+       " has no replicas; leave Options::replicas out, use host::Threads for its device, or "      \
+       "make more workers",                                                                        \
+       "Replicas in several processes would have to make one push of their sum.")                  \
+  RULE(late_replicas, not_built, server | late | replicas, none,                                   \
+       "layers of a worker with replicas",                                                         \
+       " cannot be late, since a rank would take up their values while others compute; leave "     \
+       "Options::replicas out, or use staleness::Synchronous",                                     \
+       "Replicas would need the values of late layers twice, before and after the change.")        \
+  RULE(remote_virtual_time, law, remote | virtual_time, none, "a worker",                          \
+       " runs in virtual time, which a server in another process does not share; give it "         \
+       "host::Threads, or a server in this process",                                               \
+       "Push at virtual time 1, answer after a second of real time, next step: the clock cannot "  \
+       "say when it begins.")                                                                      \
+  RULE(stream_without_changes, law, server | asynchronous | pushes_no_changes, none, "a stream",   \
+       " pushes changes, not gradients: weights move on while the server works; let the "          \
+       "staleness model push changes, or be synchronous",                                          \
+       "A stage updates by its own gradient, the server updates by it, too, and the answer "       \
+       "contains it: what the worker has added since cannot be told from it (HetPipe, section "    \
+       "5, pushes changes).")                                                                      \
+  RULE(stream_in_turn, law, server | asynchronous | adds_in_turn, none, "workers that stream",     \
+       " cannot push in turn; let the staleness model add on arrival or in the order of workers",  \
+       "Worker 1 waits for the push of worker 0, whose next push waits for weights with that of "  \
+       "worker 1: a turn is a barrier of steps, which a stream does not have.")                    \
+  RULE(moved_changes, not_built, moves_stages | keeps_changes, none,                               \
+       "a stage has moved to another process, which",                                              \
+       " lacks the changes that the worker has pushed; let the schedule keep stages where they "   \
+       "are, or the staleness model add on arrival",                                               \
+       "Kept changes would have to move with the stage.")                                          \
+  RULE(moved_late_layers, not_built, moves_stages | late, none,                                    \
+       "a stage has moved to another process, which",                                              \
+       " lacks what was predicted of late layers; let the schedule keep stages where they are, "   \
+       "or use staleness::Synchronous",                                                            \
+       "Predictions would have to move with the stage.")                                           \
+  RULE(durable_log, not_built, durable | logs, none,                                               \
+       "a parameter server that keeps its layers in a folder",                                     \
+       " keeps no log there; use ServerOptions::durable or ServerOptions::log",                    \
+       "The log would have to be a file of that folder.")                                          \
+  RULE(durable_late_layers, not_built, durable | late | goes_on, none,                             \
+       "a parameter server that keeps its layers in a folder",                                     \
+       " cannot go on without a worker whose layers may be late; use OnFailure::fail_fast, or "    \
+       "no ServerOptions::durable",                                                                \
+       "The folder does not say which late layers a lost worker has pushed.")                      \
+  RULE(restored_worker, law, restores | server, none, "a checkpoint",                              \
+       " cannot be restored into a worker, since its next step takes the weights of the "          \
+       "parameter server that it has joined; begin the layers of all workers with the "            \
+       "checkpoint's values, or let the server be durable",                                        \
+       "Restore, step, answer of the server: its weights replace those that were restored.")       \
+  /* updates of one stage before another */                                                        \
+  RULE(clipped_stream, law, clips | asynchronous, none, "gradients of a stream",                   \
+       " cannot be clipped by their norm over all stages, since each stage updates or pushes "     \
+       "without waiting for the others; leave clip_norm out, or use a staleness model that is "    \
+       "taken by step",                                                                            \
+       "Update of the last stage, backward of the first stage, norm of both: it scales a "         \
+       "gradient that was used.")                                                                  \
+  RULE(owners_alone, law, two_owners | asynchronous, none, "a stage",                              \
+       " has several owners, which must update together; use a schedule that flushes",             \
+       "Each owner sees half of the microbatches, and nobody has published which versions of "     \
+       "its weights they would see.")                                                              \
+  RULE(owners_of_a_worker, need, two_owners | server, replicas, "a stage",                         \
+       " has several owners, but each worker makes one push of it; give each position 1 replica "  \
+       "by Options::replicas, or use a schedule that runs each stage on one rank",                 \
+       "The engine's functions for replicas add up the gradients of owners.")                      \
+  RULE(skipped_each_pass, law, skips | each_pass, none, "NonFinite::skip",                         \
+       STAGGER_NO_SKIP("layers that are updated in each pass"),                                    \
+       "Update by microbatch 1, backward of microbatch 2, which is not finite: the step has "      \
+       "updated.")                                                                                 \
+  RULE(skipped_push, law, skips | server, none, "NonFinite::skip",                                 \
+       STAGGER_NO_SKIP("a parameter server"),                                                      \
+       "Worker 0 pushes, worker 1 finds a gradient that is not finite, the others wait for its "   \
+       "push: a step that it leaves out would be made by the others.")                             \
+  RULE(skipped_stream, law, skips | asynchronous, none, "NonFinite::skip",                         \
+       STAGGER_NO_SKIP("a staleness model without a flush"),                                       \
+       "Update of the last stage, backward of the first stage, which is not finite: the "          \
+       "minibatch has updated.")                                                                   \
+  /* layers that groups of ranks share */                                                          \
+  RULE(split_on_device, not_built, layer_split, shares_layers, "this device",                      \
+       " cannot run groups of ranks that share layers; use host::Threads, mpi::Processes or "      \
+       "sim::VirtualClock, or leave partition::LayerSplit out",                                    \
+       "Columns of values would have to be exchanged between GPUs.")                               \
+  RULE(clipped_each_pass, law, each_pass | clips, none, "layers that are updated in each pass",    \
+       STAGGER_EACH_PASS("Options::clip_norm"),                                                    \
+       "Update of a shared layer by microbatch 1, backward of microbatch 2, norm of the step: "    \
+       "it scales a gradient that was used.")                                                      \
+  RULE(sharded_each_pass, not_built, each_pass | shards, none,                                     \
+       "layers that are updated in each pass", STAGGER_EACH_PASS("AllReduce::shard_optimizer"),    \
+       "Each member of a group would share out the state of its own part.")                        \
+  RULE(asynchronous_each_pass, law, each_pass | asynchronous, none,                                \
+       "layers that are updated in each pass",                                                     \
+       STAGGER_EACH_PASS("an asynchronous staleness model"),                                       \
+       "Both say which weights a microbatch of such a layer sees.")                                \
+  RULE(pushed_each_pass, law, each_pass | server, averages,                                        \
+       "layers that are updated in each pass",                                                     \
+       " have no gradient of a step for a parameter server; use staleness::LocalSgd, which "       \
+       "averages weights, or Update::accumulate",                                                  \
+       "Update by microbatch 1, gradient of microbatch 2, push: the two gradients are of "         \
+       "different weights, and the first is used.")                                                \
+  /* options and calls */                                                                          \
+  RULE(captured_host, law, capture, captures, "Trainer::capture",                                  \
+       " records a graph, which this device does not have; leave it out, or use cuda::Gpus or "    \
+       "nccl::Gpus",                                                                               \
+       "Trainers on such a device do not have this function.")                                     \
+  RULE(untrained, law, forward_only | trains, none, "the schedule",                                \
+       " made a table without a backward action, which cannot train; evaluate and predict with "   \
+       "it, or train with a schedule such as 1f1b",                                                \
+       "There is no gradient.")                                                                    \
+  RULE(recompute_on_device, not_built, checks_recompute | own_memory, none,                        \
+       "Options::check_recompute",                                                                 \
+       " compares outputs in the memory of the host, but this device has memory of its own; "      \
+       "leave it out, or check the stages on host::Threads",                                       \
+       "A kernel would have to make the digest of a value.")                                       \
+  RULE(profiled_replicas, not_built, profiles | replicas, none, "a profiler",                      \
+       " measures each layer on one rank, so that it cannot measure replicas; leave "              \
+       "Options::replicas out",                                                                    \
+       "Times of different shares would have to be brought to one number of rows.")                \
+  RULE(profile_unrecorded, need, profiles, records, "a profiler",                                  \
+       " reads the times of recorded actions; set Options::record", "Nothing else times them.")    \
+  RULE(outputs_apart, not_built, predicts | replicas | apart, none,                                \
+       "the rows that replicas predict in several processes",                                      \
+       " are not brought together; predict in a pipeline of one process, or without "              \
+       "Options::replicas",                                                                        \
+       "Rows would have to be sent to the process of the first replica.")                          \
+  RULE(captured_shapes, law, capture | shapes_change | apart, none, "Gpus::shapes_change",         \
+       " has processes wait for shapes in every step, which a graph cannot; leave it or capture "  \
+       "out",                                                                                      \
+       "A graph is recorded with the shapes of one step.")                                         \
+  /* kernels for parameters on GPUs, which are looked at before a program that trains */           \
+  RULE(update_by_kernel, need, own_memory | trains, kernel, "parameters on a GPU",                 \
+       " need an optimizer whose update is a kernel; give Pipeline::with a cuda::Enqueued, or "    \
+       "use host::Threads",                                                                        \
+       "The host does not read them in a step.")                                                   \
+  RULE(sum_by_kernel, need, own_memory | trains | two_owners, adds_by_kernel,                      \
+       "stages with two owners, or replicas,",                                                     \
+       " need a kernel that adds gradients; give Gpus::kernels one, or use a schedule with one "   \
+       "owner for each stage, without replicas",                                                   \
+       "Gradients are added up where they lie.")                                                   \
+  RULE(look_by_kernel, need, own_memory | trains | looks, finds_by_kernel, "Options::non_finite",  \
+       " needs kernels that find out whether gradients are finite; give Gpus::kernels those of "   \
+       "cuda::parameter_kernels, have your own call GradientScale::find, or let it be "            \
+       "NonFinite::ignore",                                                                        \
+       "The host does not read gradients.")                                                        \
+  RULE(look_before_update, need, own_memory | trains | looks, asks_scale, "Options::non_finite",   \
+       " needs an optimizer's kernel that changes nothing unless scale->updates(); have yours "    \
+       "ask, with 'static constexpr bool asks_scale = true;' in its Launch, or let it be "         \
+       "NonFinite::ignore",                                                                        \
+       "The update is enqueued before anybody has looked.")                                        \
+  RULE(number_skipped, need, own_memory | trains | skips, begins_by_kernel, "Options::non_finite", \
+       " needs a kernel that numbers steps, if it is NonFinite::skip or in several processes; "    \
+       "give Gpus::kernels a `begin` that calls GradientScale::correct, or let it be "             \
+       "NonFinite::ignore",                                                                        \
+       "The host does not know how many of the steps in flight have updated.")                     \
+  RULE(number_apart, need, own_memory | trains | looks | apart, begins_by_kernel,                  \
+       "Options::non_finite",                                                                      \
+       " needs a kernel that numbers steps, if it is NonFinite::skip or in several processes; "    \
+       "give Gpus::kernels a `begin` that calls GradientScale::correct, or let it be "             \
+       "NonFinite::ignore",                                                                        \
+       "The host does not know how many of the steps in flight have updated.")                     \
+  RULE(clip_by_kernel, need, own_memory | trains | clips, norm_by_kernel, "Options::clip_norm",    \
+       " needs kernels that sum up squares and find the scale; give Gpus::kernels both, or "       \
+       "leave clip_norm out",                                                                      \
+       "The host does not read gradients.")                                                        \
+  /* not refused */                                                                                \
+  RULE(shards_of_one_copy, no_effect, shards, shards_states, "AllReduce::shard_optimizer",         \
+       " changes nothing in one process",                                                          \
+       "Ranks of one process have one copy of the optimizer's state, of which each updates a "     \
+       "part.")                                                                                    \
+  RULE(replicas_pushed_at_end, no_effect, grouped_pushes | replicas, none,                         \
+       "collective::GroupedPushes", " changes nothing for a stage with several replicas",          \
+       "Their sum is pushed at the end of the step.")                                              \
+  RULE(enqueued_on_host, no_effect, enqueue, runs_ahead, "enqueue",                                \
+       " returns when the step is done",                                                           \
+       "On threads, in processes and in virtual time the caller, or the threads, run the step.")   \
+  RULE(enqueued_record, no_effect, enqueue | records, none, "enqueue",                             \
        " returns when a recorded step is done", "The host reads the times of its actions.")
 
 enum class Rule : std::uint8_t {
