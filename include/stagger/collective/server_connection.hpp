@@ -161,10 +161,8 @@ class ServerConnection final : public MessageEnd {
           refuse_message(message, "asks for a stream that this server has not kept");
         begin_stream(message.stream);
         failures_ = message.rounds;
-        if (server_->resume(client_, failures_)) return;
-        return outbox_.lost(raised(Errc::peer_failed,
-                                   "the stream has ended while the worker had no connection; begin "
-                                   "the next one, which goes on from the server's weights"));
+        if (auto const why = server_->resume(client_, failures_)) outbox_.lost(why);
+        return;
       case read:
         return outbox_.say({.kind = newest, .layer = message.layer});
       case push:

@@ -141,7 +141,7 @@ class Run {
     start();
     for (auto& each : workers_) {
       if (!each->running) continue;
-      REQUIRE(server_->resume(each->client, each->failures) == !each->gave_up);
+      REQUIRE((server_->resume(each->client, each->failures) == nullptr) == !each->gave_up);
       for (std::size_t l = 0; l < layers; ++l)
         if (each->pushed[l] && !each->gave_up) server_->ask(each->client, l, {each->round});
     }
@@ -402,10 +402,10 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
   write(path, contents(folder / "layer-000001.stagger"));
   CHECK_THAT(opened({.workers = 2}), Contains("is of layer 1"));
   auto later = own;
-  later[8] = 6;
+  later[8] = 7;
   write(path, sealed(later));
   CHECK_THAT(opened({.workers = 2}),
-             Contains("has version 6 of the format, this program reads version 5"));
+             Contains("has version 7 of the format, this program reads version 6"));
 }
 
 TEST_CASE("collective/DurableFolder: keeps the name of the run", "[collective]") {
@@ -501,7 +501,7 @@ TEST_CASE("collective/DurableFolder: a failure that not all layers came to is fi
     Worker worker;
     int const client = server.join(0, model(), digests(), rules(), worker);
     // The push of worker 0 was added, and its stream has ended or goes on without the other.
-    CHECK(server.resume(client, failures[0]) == (on_failure == OnFailure::go_on));
+    CHECK((server.resume(client, failures[0]) == nullptr) == (on_failure == OnFailure::go_on));
     std::vector<std::byte> bytes(length * sizeof(float));
     for (std::size_t l = 0; l < 2; ++l) {
       server.read(client, l, bytes.data());
@@ -511,8 +511,78 @@ TEST_CASE("collective/DurableFolder: a failure that not all layers came to is fi
     }
     Worker second;
     int const other = server.join(1, model(), digests(), rules(), second);
-    CHECK(!server.resume(other, failures[1]));
+    CHECK(server.resume(other, failures[1]) != nullptr);
   }
+}
+
+TEST_CASE(
+    "collective/DurableFolder: a server that is killed behind a step that it undid tells of it",
+    "[collective]") {
+  auto const adds = GENERATE(Adds::on_arrival, Adds::in_worker_order);
+  auto const on_failure = GENERATE(OnFailure::fail_fast, OnFailure::go_on);
+  CAPTURE(static_cast<int>(adds), static_cast<int>(on_failure));
+  TemporaryFolder const folder;
+  ServerOptions const options{.workers = 2, .on_failure = on_failure, .durable = folder.path()};
+  std::string const record = folder / "server.stagger";
+  Values large;
+  large.fill(3e38F);
+  {
+    Run run(options, rules(adds));
+    REQUIRE((run.begin(0) && run.begin(1)));
+    for (std::size_t n = 0; n < 2; ++n) run.worker(n).round = 0;
+    run.push(0, 0, large, false);
+    // What the server writes of the failure, behind the push, does not reach the disk.
+    std::string const before = contents(record);
+    files::remove(record);
+    files::create_directory(record);
+    static_cast<void>(refusal([&] { return run.push(1, 0, large, false), 0; }));
+    CHECK(run.worker(1).gave_up);
+    files::remove(record);
+    write(record, before);
+  }
+  // Whose push was in the step: the second one, both of the round, or all if no stream goes on.
+  std::array const told{on_failure == OnFailure::fail_fast || adds == Adds::in_worker_order, true};
+  ServerInProcess server(options);
+  std::array<Worker, 2> workers;
+  for (std::size_t n = 0; n < 2; ++n) {
+    int const client =
+        server.join(static_cast<int>(n), model(), digests(), rules(adds), workers[n]);
+    CHECK(server.pushes(client, 0) == 1);
+    std::exception_ptr const why = server.resume(client, 0);
+    REQUIRE((why != nullptr) == told[n]);
+    if (told[n])
+      CHECK_THAT(refusal([&] { return std::rethrow_exception(why), 0; }),
+                 Catch::Contains("a number of layer 0 at the parameter server that is not finite"));
+    server.begin(client);
+    Values now;
+    server.read(client, 0, reinterpret_cast<std::byte*>(now.data()));
+    CHECK(now[0] == (adds == Adds::on_arrival ? large[0] : 0));
+  }
+}
+
+TEST_CASE(
+    "collective/DurableFolder: who stays away from a killed server is not waited for, whatever "
+    "ends "
+    "the streams",
+    "[collective]") {
+  TemporaryFolder const folder;
+  ServerOptions const options{.workers = 3, .durable = folder.path()};
+  {
+    Run run(options, rules());
+    for (std::size_t n = 0; n < 3; ++n) REQUIRE(run.begin(n));
+    for (std::size_t n = 0; n < 3; ++n) run.push(n, 0, Values{1}, false);
+  }
+  ServerInProcess server(options);
+  Worker worker;
+  int const client = server.join(0, model(), digests(), rules(), worker);
+  REQUIRE(server.resume(client, 0) == nullptr);
+  server.give_up_awaited();  // workers 1 and 2
+  CHECK(worker.gave_up);
+  server.begin(client);
+  Values const one{1};
+  server.push(client, 0, reinterpret_cast<std::byte const*>(one.data()), false, {}, true);
+  server.ask(client, 0, {1});
+  CHECK(worker.here[0] == 1);
 }
 
 TEST_CASE(

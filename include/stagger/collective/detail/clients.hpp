@@ -37,6 +37,7 @@ struct Client {
   std::atomic<bool> returns{false};  ///< it has left before, and waits until it can come back
   bool timed = false;                ///< in virtual time, where it cannot wait for that
   List<Ask> asks;                    ///< [layers]
+  std::exception_ptr undone{};       ///< told if a step that was undone has ended its stream
 
   /// Notes a request. It does not replace one for more rounds.
   void ask(std::size_t layer, Ask const& what) noexcept {
@@ -162,7 +163,6 @@ class Clients {
     for (int n = 0; n < size(); ++n) {
       if (!all && worker_of(n) != worker) continue;
       were[n] = clients_[n].active.exchange(false);
-      clients_[n].awaited.store(false);
       if (!all) clients_[n].returns.store(false);  // otherwise it has joined, and is waited for
     }
     return were;
@@ -174,6 +174,13 @@ class Clients {
     if (failures == clients_[client].failures) return false;
     clients_[client].listener->lost(failure_of(unknown_worker, 0));
     return true;
+  }
+  /// Why a client's stream has ended to which it comes back over another connection.
+  [[nodiscard]] [[gnu::cold]] std::exception_ptr why_ended(int client) const {
+    if (clients_[client].undone) return clients_[client].undone;
+    return raised(Errc::peer_failed,
+                  "the stream has ended while the worker had no connection; begin the next one, "
+                  "which goes on from the server's weights");
   }
   /// Notifies workers of the weights of a layer that they have asked for and that are ready, unless
   /// the streams of some are about to end.

@@ -12,7 +12,7 @@
 /// | layer-000000.stagger and so on | the shape of a layer, and all of its state |
 ///
 /// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, the version of the
-/// format (5) and the number of the layer with 4 bytes each, and the number of the run. They end
+/// format (6) and the number of the layer with 4 bytes each, and the number of the run. They end
 /// with the same checksum as checkpoints.
 
 #include <cerrno>
@@ -145,7 +145,7 @@ class DurableFolder {
  private:
   static constexpr std::string_view server_name = "stgrserv";
   static constexpr std::string_view layer_name = "stgrlayr";
-  static constexpr std::uint32_t version = 5;
+  static constexpr std::uint32_t version = 6;
 
   [[nodiscard]] static std::string made(std::string path) {
     stagger::detail::make_writable_folder(path, "a parameter server");

@@ -85,8 +85,10 @@ class ServerStreams {
     if (late_ != nullptr) goes_on() ? late_->start_over_if_deserted() : late_->reset();
     admit();
     std::exception_ptr const lost = why ? why : failure_of(worker, pushes);
-    for (int n = 0; n < clients_.size(); ++n)
+    for (int n = 0; n < clients_.size(); ++n) {
+      if (!goes_on() || worker_of(n) == worker) clients_[n].undone = why;
       if (told[n]) clients_[n].listener->lost(lost);
+    }
     end_undone();
   }
   /// Ends the streams of those whose pushes were in a step that was undone. @pre joining_ is held
@@ -147,6 +149,7 @@ class ServerStreams {
       any = any || layers_.in_stream(n);
     }
     if (late_ != nullptr && any) fail(unknown_worker);  // see ServerInProcess::lose
+    end_undone();  // the server was killed before it had ended these streams
   }
   /// The worker has left: nobody waits for it until it joins again. @pre likewise
   void depart(int worker) noexcept {
@@ -353,14 +356,14 @@ class ServerInProcess : private ServerStreams {
     return clients_[client].active.load() && clients_[client].returns.load();
   }
   /// The worker wants to go on with its stream, or to end it, over another connection.
-  /// @return whether that is possible, given the number of failures that `begin` returned
-  [[nodiscard]] bool resume(int client, std::uint32_t failures) {
+  /// @param failures  as `begin` returned. @return null, or why that is not possible
+  [[nodiscard]] std::exception_ptr resume(int client, std::uint32_t failures) {
     std::lock_guard const lock(joining_);
-    if (failures != layers_.failures(worker_of(client))) return false;
+    if (failures != layers_.failures(worker_of(client))) return clients_.why_ended(client);
     forget_asks(client);
     clients_[client].awaited.store(false);
     clients_[client].active.store(true);
-    return true;
+    return nullptr;
   }
   [[nodiscard]] ServerLayers const& layers() const noexcept { return layers_; }
   [[nodiscard]] std::size_t workers() const noexcept { return clients_.workers(); }

@@ -120,7 +120,8 @@ struct StoreWorker {
   /// @param file   a StateWriter or a StateReader
   /// @param bytes  of a push
   template <class File> void keep(File& file, std::size_t bytes) {
-    file.numbers(pushes, start, lead, before, from, stream, failures, ended, gone, answer_contains);
+    file.numbers(pushes, start, lead, before, from, stream, failures, undone, ended, gone,
+                 answer_contains);
     for (std::uint32_t& count : answer_pushes) file.numbers(count);
     file.require(start <= pushes && lead <= start);
     file.blocks(waiting, bytes);
@@ -316,6 +317,7 @@ class StoreWorkers {
     for (StoreWorker& each : workers_) {
       each.keep(file, bytes);
       file.require(each.from <= rounds && each.waiting.size() <= each.progress());
+      undone_ = undone_ || each.undone;
     }
   }
 
