@@ -133,16 +133,11 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   [[nodiscard]] std::size_t workers() const noexcept override { return workers_; }
   [[nodiscard]] std::string waits_for() const override {
     auto lock = session_.lock();
-    told_ = false;
-    session_.offer({.kind = MessageKind::who});
-    if (session_.wait_for(lock, std::min(session_.deadline_s(), answer_s),
-                          [this] { return told_; }))
-      return answer_;
+    if (ask_who(lock)) return awaited_;
     return text(session_.name(), ", which does not answer");
   }
 
  private:
-  static constexpr double answer_s = 2;                 // for text that an error message needs
   static constexpr std::size_t most_words = 1U << 16U;  // bytes
 
   [[gnu::cold]] void connect() {
@@ -237,7 +232,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
         break;
       case waits:
         if (message.stream != stream_.number()) return;  // it answers what an earlier stream asked
-        answer_ = words_;
+        awaited_ = words_;
         failures_ = message.rounds;
         told_ = true;
         break;
@@ -268,10 +263,8 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   }
 
   ByteWriter request_;
-  mutable bool told_ = false;
   std::string words_;           // the text of the last message that had one
-  std::string answer_;          // to `who`
-  std::uint32_t failures_ = 0;  // likewise
+  std::uint32_t failures_ = 0;  // as the server has answered `who`
 };
 
 }  // namespace stagger::collective::detail

@@ -63,6 +63,9 @@ class ServerConnection final : public MessageEnd {
   [[nodiscard]] bool joined() const noexcept { return joined_; }
   /// Whether its first values are awaited.
   [[nodiscard]] bool gives() const noexcept { return joining_ != nullptr && joining_->gives(); }
+  /// Called several times a second by the thread that calls the functions below.
+  /// @return whether there is something to say to a worker that waits until it can join
+  bool tick() noexcept { return joining_ != nullptr && joining_->remind(); }
 
   std::span<std::byte> payload_buffer(Message const& message) override {
     using enum MessageKind;
@@ -87,7 +90,6 @@ class ServerConnection final : public MessageEnd {
   }
   void part_received(Message const& message, ByteRange part) override {
     using enum MessageKind;
-    if (message.kind == values) return server_->entrance().come(part.size());
     if ((message.kind != push && message.kind != last_push) || finite_bytes_ != part.first) return;
     if (server_->all_finite(message.layer, received_.data(), part)) finite_bytes_ = part.last;
   }
@@ -101,6 +103,7 @@ class ServerConnection final : public MessageEnd {
 
   bool next(Message& message, std::span<std::byte const>& payload) override {
     if (answers_.next(message, payload)) return true;
+    if (joining_ != nullptr) joining_->require_place();
     if (joining_ != nullptr && joining_->waits()) go_in();
     while (outbox_.next(message, payload)) {
       bool const weights = message.kind == MessageKind::newest ||
@@ -145,7 +148,7 @@ class ServerConnection final : public MessageEnd {
       case join:
         joining_->identify(rules_.model_bytes);
         server_->require_run(joining_->request().worker, joining_->request().run);
-        server_->require_worker(joining_->request().worker);
+        server_->require_worker(joining_->request().worker, joining_->request().process);
         joining_->enter(server_->entrance(), outbox_.transport());
         return go_in();
       case values:

@@ -31,18 +31,21 @@ namespace detail {
 inline constexpr char const* not_finite_remedy =
     ": lower the optimizer's rate, look for what divides by 0, or choose another "
     "Options::non_finite";
+inline constexpr char const* no_update = "nothing was updated";
 /// Ends a step whose update is left out.
 /// @param which   a gradient of a layer, or the norm of all
 /// @param beside  what else is known of it
+/// @param left    what was not done
 [[noreturn]] [[gnu::cold]] inline void refuse_update(std::string const& which,
-                                                     std::string const& beside,
-                                                     std::int64_t steps) {
-  raise(Errc::not_finite, which, " is not finite", beside, ", so nothing was updated after step ",
-        steps, not_finite_remedy);
+                                                     std::string const& beside, std::int64_t steps,
+                                                     char const* left = no_update) {
+  raise(Errc::not_finite, which, " is not finite", beside, ", so ", left, " after step ", steps,
+        not_finite_remedy);
 }
 /// Likewise for the norm of gradients that are all finite.
-[[noreturn]] [[gnu::cold]] inline void refuse_norm(std::int64_t steps) {
-  refuse_update("the norm of all gradients", ", although each of them is", steps);
+[[noreturn]] [[gnu::cold]] inline void refuse_norm(std::int64_t steps,
+                                                   char const* left = no_update) {
+  refuse_update("the norm of all gradients", ", although each of them is", steps, left);
 }
 /// In words, the first microbatch whose loss is not finite either.
 [[nodiscard]] [[gnu::cold]] inline std::string nor_is_loss(int microbatch) {

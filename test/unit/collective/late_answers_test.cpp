@@ -134,14 +134,19 @@ TEST_CASE("collective/LateAnswers: a worker that has come back counts its steps 
   CHECK(server.told[1].steps.empty());  // it waits to come back
   server.add(1);
   REQUIRE(server.answers.between_steps());
+  server.ask(3, 0);  // its second process
   server.answers.come_back(1);
   CHECK(server.answers.has(1));
   CHECK(server.told[1].steps == Steps{0});
+  CHECK(server.told[3].steps == Steps{0});
   server.ask(0, 3);
   server.ask(1, 1);
+  server.ask(3, 1);
+  CHECK(server.told[3].steps == Steps{0});
   server.end_step(1);
   CHECK(server.told[0].steps == Steps{3});
   CHECK(server.told[1].steps == Steps{0, 1});
+  CHECK(server.told[3].steps == Steps{0, 1});
   // All go: the first to come back begins anew.
   server.answers.lose(0);
   server.answers.start_over_if_deserted();

@@ -130,7 +130,7 @@ struct Wire {
   std::vector<std::pair<Message, std::vector<std::byte>>> under_way{};
 };
 
-/// A worker with a layer of one number.
+/// A worker with a layer of one number, or with several.
 struct Worker {
   struct Connector final : remote::Connector {
     explicit Connector(Worker& worker) : of(worker) {}
@@ -159,16 +159,18 @@ struct Worker {
   };
 
   Worker(Server& to, int number, sg::staleness::Adds adds = sg::staleness::Adds::in_worker_order,
-         sg::staleness::Pushes of_late = sg::staleness::Pushes::gradients)
-      : server(to), link(std::make_unique<Connector>(*this), number), model(1) {
+         sg::staleness::Pushes of_late = sg::staleness::Pushes::gradients, std::size_t layers = 1)
+      : server(to), link(std::make_unique<Connector>(*this), number), model(layers) {
     sg::detail::ParameterDeclaration d;
     d.name = "w";
     d.type = sg::ElementType::f64;
     d.size = 1;
     d.initial.assign(sizeof(double), std::byte{0});
-    sg::List<sg::detail::ParameterDeclaration> declared;
-    declared.push_back(std::move(d));
-    model[0].adopt(std::move(declared), 0, 0);
+    for (std::size_t l = 0; l < layers; ++l) {
+      sg::List<sg::detail::ParameterDeclaration> declared;
+      declared.push_back(d);
+      model[l].adopt(std::move(declared), static_cast<int>(l), 0);
+    }
     bytes.resize(model[0].bytes_of_values());
     sg::detail::WorkerRules rules;
     rules.adds = adds;
@@ -675,11 +677,21 @@ TEST_CASE("collective/ServerConnection: one worker at a time is asked for first 
   SECTION("one that is not asked may not give any") {
     CHECK_THROWS_WITH(b->give(), Catch::Contains("not allowed at this point"));
   }
-  SECTION("no more wait than the server has workers") {
-    CHECK_THROWS_WITH(Newcomer(server, 1), Catch::Contains("2 workers") && Catch::Contains("; "));
+  SECTION("one whose old connection has not ended yet takes its place") {
+    Newcomer const again(server, 1);
+    CHECK(again.told().empty());
+    CHECK_THROWS_WITH(b->told(), Catch::Contains("worker 1 has come again over another") &&
+                                     Catch::Contains("; give each worker a number of its own"));
     b = nullptr;
-    Newcomer const other(server, 1);
-    CHECK(other.told().empty());
+    int const before = again.bell.rings;
+    Newcomer const first(server, 0);
+    CHECK(again.bell.rings > before);
+    CHECK(again.told() == Kinds{Kind::wanted});
+    CHECK_THROWS_WITH(a.told(), Catch::Contains("worker 0 has come again"));
+    CHECK(first.told().empty());
+    again.give();
+    CHECK(again.told() == Kinds{Kind::joined});
+    CHECK(first.told() == Kinds{Kind::joined});
   }
   SECTION("a worker in the server's process joins meanwhile") {
     auto const model = Newcomer::model_of(1);
@@ -693,25 +705,84 @@ TEST_CASE("collective/ServerConnection: one worker at a time is asked for first 
   }
 }
 
-TEST_CASE("collective/ServerConnection: one that waits hears of first values that come",
+TEST_CASE("collective/ServerConnection: one that waits is told so as long as another gives values",
           "[collective]") {
   Server server(OnFailure::fail_fast);
-  server.rules.model_bytes = 1U << 26U;
-  std::size_t const elements = 1U << 20U;  // 8 MiB
-  Newcomer const a(server, 0, elements);
-  Newcomer const b(server, 1, elements);
-  Message const values{.kind = Kind::values, .bytes = a.bytes};
-  CHECK(a.end->payload_buffer(values).size() == a.bytes);
-  std::size_t heard = 0;
-  constexpr std::size_t piece = 1U << 18U;
-  for (std::size_t at = 0; at < a.bytes; at += piece) {
-    a.end->part_received(values, {at, at + piece});
-    for (Kind const kind : b.told()) {
-      CHECK(kind == Kind::waits);
-      ++heard;
-    }
+  auto a = std::make_unique<Newcomer>(server, 0);
+  Newcomer const b(server, 1);
+  CHECK(a->told() == Kinds{Kind::wanted});
+  CHECK(b.told().empty());
+  for (int tick = 0; tick < 3; ++tick) {  // nothing of the values has come
+    CHECK_FALSE(a->end->tick());
+    CHECK(a->told().empty());
+    CHECK(b.end->tick());
+    CHECK(b.told() == Kinds{Kind::waits});
+    CHECK(b.told().empty());
   }
-  CHECK(heard == 2);  // once in 4 MiB
+  a = nullptr;
+  CHECK(b.told() == Kinds{Kind::wanted});
+  CHECK_FALSE(b.end->tick());
+}
+
+TEST_CASE("collective/RemoteLink: a model that no server takes is refused before it is sent",
+          "[collective]") {
+  auto const refusal = [](std::vector<sg::detail::LayerParameters> const& model,
+                          sg::detail::WorkerRules const& its = Newcomer::rules()) {
+    sg::ByteWriter request;
+    try {
+      remote::JoinRequest::write(request, 3, model, its);
+    } catch (sg::Error const& error) {
+      CHECK(error.code() == sg::Errc::bad_configuration);
+      return std::string(error.what());
+    }
+    remote::JoinRequest read;
+    read.read({request.data(), request.size()}, 1U << 30U);
+    CHECK(read.layers.size() == model.size());
+    return std::string();
+  };
+  auto const named = [](std::size_t parameters, std::size_t letters) {
+    std::vector<sg::detail::LayerParameters> model(1);
+    sg::List<sg::detail::ParameterDeclaration> declared;
+    for (std::size_t i = 0; i < parameters; ++i)
+      declared.push_back({.name = std::string(letters, 'w'),
+                          .type = sg::ElementType::f64,
+                          .size = 0,
+                          .initial = {}});
+    model[0].adopt(std::move(declared), 0, 0);
+    return model;
+  };
+  std::vector<sg::detail::LayerParameters> many(1U << 16U);
+  for (std::size_t l = 0; l < many.size(); ++l) many[l].adopt({}, static_cast<int>(l), 0);
+  CHECK(refusal(many).empty());
+  many.emplace_back().adopt({}, 1 << 16, 0);
+  CHECK(refusal(many) ==
+        "worker 3 has a model whose number of layers is 65537, where a server in another process "
+        "takes at most 65536; make one layer of several, or use a server in this process");
+  CHECK(refusal(named(1, 4096)).empty());
+  CHECK_THAT(refusal(named(1, 4097)),
+             Catch::Contains("bytes: 4097, where") && Catch::Contains("; give it a shorter one"));
+  CHECK_THAT(refusal(named(1100, 4000)), Catch::Contains("at most 4194304; make one parameter"));
+}
+
+TEST_CASE("collective/RemoteLink: who may not come back in time is told for whom it waits",
+          "[collective]") {
+  Server server(OnFailure::fail_fast);
+  auto const worker = [&](int number) {
+    return std::make_unique<Worker>(server, number, sg::staleness::Adds::in_worker_order,
+                                    sg::staleness::Pushes::gradients, 2);
+  };
+  auto const a = worker(0);
+  worker(1)->link.leave();
+  a->begin_and_read();
+  a->link.push(1, a->bytes.data(), true);  // and goes on in layer 0
+  a->wire->carry_all();
+  auto const b = worker(1);
+  b->link.begin();
+  b->deadline_s = 0.01;
+  CHECK_THROWS_WITH(b->link.read(0, b->bytes.data()),
+                    "the parameter server at the test has not let the worker begin for 0.01 s, "
+                    "since it waits for worker 0, which has made 0 pushes; check whether that one "
+                    "runs, or raise the deadline");
 }
 
 }  // namespace remote_link_test

@@ -723,7 +723,7 @@ TEST_CASE("staleness/OverlappedSynchronous: a gradient that is not finite is not
         Catch::Matchers::StartsWith("a gradient of layer") && Catch::Matchers::Contains(words));
     CHECK(weights(train) == before);
   };
-  refuses("is not finite, so nothing was updated after step 1");
+  refuses("is not finite, so this worker pushed nothing after step 1");
   workers_oracle::LetThemPush const whatever;
   refuses("is not finite in step 1 of this worker");
 }

@@ -402,9 +402,10 @@ template <class First, class Second> void refuses_infinities(First const& one, S
   auto bad = batch;
   bad.targets[1][0] = std::numeric_limits<float>::infinity();
   sg::run_together(a.step(batch), b.step(batch));
-  REQUIRE_THROWS_WITH(sg::run_together(a.step(batch), b.step(bad)),
-                      Catch::Matchers::Contains("push 2 of worker 1 has a number in layer ") &&
-                          Catch::Matchers::Contains(" that is not finite; it was not added"));
+  REQUIRE_THROWS_WITH(
+      sg::run_together(a.step(batch), b.step(bad)),
+      Catch::Matchers::Contains("push 2 of worker 1 has a number in layer ") &&
+          Catch::Matchers::Contains(" that is not finite; that layer's push was not added"));
   REQUIRE_THROWS_WITH(sg::run_together(a.step(bad), b.step(batch)),
                       Catch::Matchers::StartsWith("a gradient of layer 3 on rank 1 is not finite"));
   for (auto const& layer : weights(a))

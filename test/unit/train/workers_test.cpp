@@ -178,8 +178,10 @@ TEST_CASE("train/ParameterServer: after a push that is not finite, a worker's op
     REQUIRE_THROWS_WITH(
         together(a, b, batch, bad),
         Catch::Matchers::Contains(" is not finite") &&
-            Catch::Matchers::Contains(non_finite == sg::NonFinite::ignore ? "; it was not added"
-                                                                          : ", so "));
+            Catch::Matchers::Contains(non_finite == sg::NonFinite::ignore
+                                          ? "; that layer's push was not added, and those of other "
+                                            "layers before it stay"
+                                          : ", so "));
     auto const before = weights(a);
     together(a, b, batch, batch);
     for (auto const& layer : weights(a))

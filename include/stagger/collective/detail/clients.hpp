@@ -94,11 +94,15 @@ class Clients {
   /// The number of the process among those of its worker.
   [[nodiscard]] int process_of(int client) const noexcept { return client / workers_; }
 
-  /// @throws Error  bad_configuration for a number that the server was not made for
-  [[gnu::cold]] void require_worker(int number) const {
+  /// @throws Error  bad_configuration for numbers that the server was not made for
+  [[gnu::cold]] void require_worker(int number, int process = 0) const {
     if (number < 0 || number >= workers_)
       raise(Errc::bad_configuration, "there is no worker ", number,
             "; the server was made for workers 0 to ", workers_ - 1);
+    if (process < 0 || process >= size() / workers_)
+      raise(Errc::bad_configuration, "worker ", number, " joins as process ", process,
+            " of its own, where a worker runs in ", size() / workers_,
+            " at most; give each process the number that it has in its worker");
   }
   /// @throws Error  peer_failed if the client's stream has been ended
   void require_active(int client) const {
@@ -216,10 +220,7 @@ class Clients {
   /// @throws Error  bad_configuration if all processes of the worker have joined, or if it joined
   ///                before with another number of processes
   [[nodiscard]] int number_for(int worker, stagger::detail::WorkerRules const& rules) const {
-    if (rules.process < 0 || rules.process >= size() / workers_)
-      raise(Errc::bad_configuration, "worker ", worker, " joins as process ", rules.process,
-            " of its own, where a worker runs in ", size() / workers_,
-            " at most; give each process the number that it has in its worker");
+    require_worker(worker, rules.process);
     int const client = worker + rules.process * workers_;
     bool free = clients_[client].listener == nullptr && present(worker) < rules.processes;
     for (int n = worker; n < size(); n += workers_)

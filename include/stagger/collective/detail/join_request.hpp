@@ -56,15 +56,29 @@ struct JoinRequest {
 
   static constexpr std::size_t most_layers = 1U << 16U;
   static constexpr std::size_t longest_name = 4096;
+  static constexpr std::size_t longest = 1U << 22U;  ///< bytes
 
+  /// @throws Error  bad_configuration for a model whose request no server takes
   static void write(ByteWriter& out, int worker, std::span<LayerParameters const> layers,
                     WorkerRules const& rules, std::string const& run = {}) {
+    WrittenRules const written = WrittenRules::of(rules);
     auto const u32 = [&](std::integral auto value) { out.add(static_cast<std::uint32_t>(value)); };
     auto const words = [&](std::string const& text) {
       u32(text.size());
       out.add(text.data(), text.size());
     };
-    WrittenRules const written = WrittenRules::of(rules);
+    auto const require = [worker](std::size_t count, std::size_t most, char const* what,
+                                  char const* remedy) {
+      if (count > most)
+        raise(Errc::bad_configuration, "worker ", worker, " has ", what, count,
+              ", where a server in another process takes at most ", most, "; ", remedy,
+              ", or use a server in this process");
+    };
+    require(layers.size(), most_layers, "a model whose number of layers is ",
+            "make one layer of several");
+    require(std::max(written.optimizer.size(), written.late.size()), longest_name,
+            "an optimizer or a staleness model whose name and numbers take this many bytes: ",
+            "give its type a shorter name");
     words(run);
     u32(worker);
     u32(written.push_minibatches);
@@ -86,9 +100,13 @@ struct JoinRequest {
         u32(static_cast<int>(d.type));
         u32(d.decays ? 1 : 0);
         out.add(static_cast<std::uint64_t>(d.size));
+        require(d.name.size(), longest_name,
+                "a parameter whose name has this many bytes: ", "give it a shorter one");
         words(d.name);
       }
     }
+    require(out.size(), longest, "parameters whose names and sizes take this many bytes: ",
+            "make one parameter of several, or give them shorter names");
   }
 
   /// @param most_bytes  most bytes that the values of all layers may have

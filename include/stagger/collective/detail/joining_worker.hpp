@@ -93,7 +93,7 @@ class JoiningWorker {
         });
       });
     }
-    if (message.bytes > most_request) refuse_message(message, "is too long");
+    if (message.bytes > JoinRequest::longest) refuse_message(message, "is too long");
     bytes_.make_unwritten(message.bytes);
     return bytes_.span();
   }
@@ -106,34 +106,37 @@ class JoiningWorker {
     bytes_ = {};
     identified_ = true;
   }
-  /// It has identified itself, and its turn to join comes.
-  /// @param transport  of its connection
-  /// @throws Error     as Entrance::enter
+  /// It has identified itself, and its turn to join comes. @param transport  of its connection
   void enter(Entrance& entrance, Transport& transport) {
-    entrance.enter(transport);
+    entrance.enter(transport, request_.worker, request_.process);
     entrance_ = &entrance;
     transport_ = &transport;
+  }
+  /// @throws Error  mismatch if the same worker has come again over another connection
+  void require_place() const {
+    if (entrance_ != nullptr && entrance_->turn(*transport_) == Entrance::Turn::lost)
+      raise(Errc::mismatch, "worker ", request_.worker,
+            " has come again over another connection, and is let in there; give each worker a "
+            "number of its own");
   }
   void leave() noexcept {
     if (auto* const left = std::exchange(entrance_, nullptr)) left->leave(*transport_);
   }
+  /// It is to be told soon that it waits, if it does, so that it does not take the server for dead.
+  /// @return whether it does
+  bool remind() noexcept { return reminds_ = waits(); }
   /// What comes next. @param wanted  whether the server has no values yet
   /// @return joined: it can join; wanted: its first values are; waits: it is told that it waits; or
   ///         no kind
   [[nodiscard]] MessageKind next(bool wanted) {
     if (!wanted || request_.layers.size() == 0) return MessageKind::joined;
-    gives_ = entrance_->is_first(*transport_);
+    gives_ = entrance_->turn(*transport_) == Entrance::Turn::first;
     if (gives_) return MessageKind::wanted;
-    bool const news = std::exchange(news_, entrance_->news()) != entrance_->news();
-    return news ? MessageKind::waits : MessageKind{};
+    return std::exchange(reminds_, false) ? MessageKind::waits : MessageKind{};
   }
   /// Notes that the first values of one more layer have arrived.
   /// @return whether those of all layers have
-  [[nodiscard]] bool add_values() noexcept {
-    // If the transport did not say so part by part.
-    entrance_->come(request_.layers[layers_here_].bytes_of_values());
-    return ++layers_here_ == request_.layers.size();
-  }
+  [[nodiscard]] bool add_values() noexcept { return ++layers_here_ == request_.layers.size(); }
 
   /// @throws Error  mismatch if the server takes steps with another optimizer than the worker's, or
   ///                chooses late layers by another staleness model
@@ -164,13 +167,11 @@ class JoiningWorker {
   }
 
  private:
-  static constexpr std::size_t most_request = std::size_t{1} << 22U;  // bytes
-
   bool identified_ = false;
   bool gives_ = false;
+  bool reminds_ = false;
   Entrance* entrance_ = nullptr;  // null: it is not there
   Transport* transport_ = nullptr;
-  std::uint64_t news_ = 0;                 // of first values, which it was told
   std::size_t layers_here_ = 0;            // whose first values have arrived
   stagger::detail::ParameterBlock bytes_;  // the request, until it has been read
   JoinRequest request_;

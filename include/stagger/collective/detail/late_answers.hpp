@@ -65,7 +65,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     answer();
   }
 
-  // For workers that go on without one that is gone; each is one client.
+  // For workers that go on without one that is gone.
 
   /// Whether a worker takes part.
   [[nodiscard]] bool has(int worker) {
@@ -76,7 +76,8 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   void lose(int worker) noexcept {
     answer_after([&] {
       std::lock_guard const lock(mutex_);
-      asks_[worker].told = nullptr;
+      for (std::size_t c = first_of(worker); c < asks_.size(); c += workers_)
+        asks_[c].told = nullptr;
       return layers_.lose(static_cast<std::size_t>(worker));
     });
   }
@@ -95,7 +96,8 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   void come_back(int worker) noexcept {
     std::lock_guard const lock(mutex_);
     layers_.come_back(static_cast<std::size_t>(worker));
-    asks_[worker].first = layers_.step();
+    for (std::size_t c = first_of(worker); c < asks_.size(); c += workers_)
+      asks_[c].first = layers_.step();
     answer();
   }
 
@@ -134,6 +136,10 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     std::uint32_t first = 0;  // the step in which the worker's stream has begun
   };
 
+  /// Clients are numbered by worker, then by process.
+  [[nodiscard]] static std::size_t first_of(int worker) noexcept {
+    return static_cast<std::size_t>(worker);
+  }
   [[nodiscard]] bool there(std::size_t client) const noexcept {
     return layers_.has(client % workers_);
   }

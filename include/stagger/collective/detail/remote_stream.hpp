@@ -3,6 +3,7 @@
 /// @file   The stream of a worker whose parameter server is in another process: what the worker
 ///         sends about its layers, and what it receives.
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -106,9 +107,18 @@ class RemoteStream {
     layer.read(workers_);
     session_.send(lock, of(l, {.kind = MessageKind::read}));
     lock.lock();
-    session_.wait(lock, "sent its weights", [&] { return !layer.reading(); });
+    auto const here = [&] { return !layer.reading(); };
+    if (!session_.wait_for(lock, session_.deadline_s(), here, true)) require_sent(lock, here);
     layer.take_read();
     layer.copy_to(values);
+  }
+  /// Asks for whom the worker waits. @return whether `awaited_` has the server's answer
+  [[nodiscard]] [[gnu::cold]] bool ask_who(ServerSession::Lock& lock) const {
+    constexpr double answer_s = 2;
+    told_ = false;
+    session_.offer({.kind = MessageKind::who});
+    double const most_s = std::min(session_.deadline_s(), answer_s);
+    return session_.wait_for(lock, most_s, [this] { return told_; });
   }
   /// Waits until the previous push has been acknowledged.
   /// @param write  (layer) writes what is pushed
@@ -213,8 +223,25 @@ class RemoteStream {
   std::vector<double> scores_;  // [layers] or which of them are late, if any may be
   bool choice_asked_ = false;   // and not arrived yet
   StreamProgress stream_;
+  mutable bool told_ = false;  // the server has answered `who`
+  std::string awaited_;        // its answer
 
  private:
+  /// The weights have not come in time. A server that keeps them back until a worker can come back
+  /// says for whom that waits.
+  template <class Here> [[gnu::cold]] void require_sent(ServerSession::Lock& lock, Here here) {
+    session_.require_alive();
+    bool const answers = ask_who(lock);
+    if (here()) return;
+    session_.require_alive();
+    double const late_s = session_.deadline_s();
+    if (!answers || awaited_.empty())
+      session_.disconnect(text("has not sent its weights for ", late_s, " s"));
+    session_.disconnect(
+        text("has not let the worker begin for ", late_s, " s, since it waits for ", awaited_),
+        "that one");
+  }
+
   double factor_ = 1;  // of changes
 };
 

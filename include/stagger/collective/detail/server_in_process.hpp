@@ -42,10 +42,7 @@ class ServerStreams {
 
  protected:
   ServerStreams(ServerOptions const& options, int processes)
-      : options_(possible(options)),
-        clients_(options.workers, processes),
-        entrance_(clients_.size()),
-        layers_(options) {}
+      : options_(possible(options)), clients_(options.workers, processes), layers_(options) {}
   ~ServerStreams() = default;
 
   /// A client has joined; those who wait to join can do so, too. @pre joining_ is held
@@ -260,7 +257,6 @@ class ServerInProcess : private ServerStreams {
                          List<std::uint64_t> const& digests, WorkerRules const& rules,
                          ParameterListener& listener) {
     std::lock_guard const lock(joining_);
-    require_worker(worker);
     int const client = clients_.number_for(worker, rules);
     require_welcome(worker, rules);
     if (layers_.size() == 0) {
@@ -402,7 +398,8 @@ class ServerInProcess : private ServerStreams {
     if (!finite)
       raise(Errc::bad_data, "push ", pushes(client, l) + 1, " of worker ", worker,
             " has a number in layer ", l,
-            " that is not finite; it was not added: lower the rate, or look for what divides by 0");
+            " that is not finite; that layer's push was not added, and those of other layers "
+            "before it stay: lower the rate, or look for what divides by 0");
     {
       std::lock_guard const lock(mutex(l));
       clients_.require_active(client);
@@ -479,7 +476,9 @@ class ServerInProcess : private ServerStreams {
   }
 
   void require_active(int client) const { clients_.require_active(client); }
-  void require_worker(int number) const { clients_.require_worker(number); }
+  void require_worker(int number, int process = 0) const {
+    clients_.require_worker(number, process);
+  }
   /// @throws Error  mismatch for a worker of another run
   void require_run(int worker, std::string const& name) const {
     require_same_run(worker, name, options_.run);

@@ -149,13 +149,20 @@ class ServerSession {
     message = queue_.pop();
     return true;
   }
-
   /// @throws Error  the error that has ended the session, or deadline
   /// @param what    what the server should have done, in words
   template <class Until> void wait(Lock& lock, char const* what, Until until) {
     if (wait_for(lock, deadline_s(), until, true)) return;
     require_alive();
     disconnect(text("has not ", what, " for ", deadline_s(), " s"));
+  }
+  /// Ends the session. @param which  should be checked. @throws Error  deadline, always
+  [[noreturn]] [[gnu::cold]] void disconnect(std::string const& reason, char const* which = "it") {
+    mending_ = false;
+    failure_ = raised(Errc::deadline, name(), " ", reason, "; check whether ", which,
+                      " runs, or raise the deadline");
+    changed_.notify_all();
+    std::rethrow_exception(failure_);
   }
   /// @param moving  whether each transfer begins the time again. @return whether `until` is true
   template <class Until>
@@ -253,13 +260,6 @@ class ServerSession {
     if (last != nullptr) last->close();
     last = nullptr;
     held.lock();
-  }
-  [[noreturn]] [[gnu::cold]] void disconnect(std::string const& reason) {
-    mending_ = false;
-    failure_ = raised(Errc::deadline, name(), " ", reason,
-                      "; check whether it runs, or raise the deadline");
-    changed_.notify_all();
-    std::rethrow_exception(failure_);
   }
 
   std::unique_ptr<Connector> connector_;

@@ -333,7 +333,7 @@ struct StepEnd {
     if (each && (!looks() || !clips || math::isfinite(model.gradient_norm()))) return false;
     if (model.options.non_finite == NonFinite::skip) return true;
     if (!each) refuse(ends[found].not_finite - 1, static_cast<int>(found), nullptr);
-    refuse_norm(model.steps);
+    refuse_norm(model.steps, left_out());
   }
 
   /// Looks at gradients that are used, or pushed, before all ranks have theirs.
@@ -374,6 +374,10 @@ struct StepEnd {
   [[nodiscard]] bool looks() const noexcept {
     return model.options.non_finite != NonFinite::ignore && model.memory == nullptr;
   }
+  /// Of a worker nothing but its own push, since the server may add those of others.
+  [[nodiscard]] char const* left_out() const noexcept {
+    return run.program->exchanges() ? "this worker pushed nothing" : no_update;
+  }
   /// @param apply  as for require_finite
   [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer, int rank,
                                          Instruction const* apply) const {
@@ -387,7 +391,7 @@ struct StepEnd {
     if (program.exchanges() && (!program.flushes || program.pushes_groups))
       raise(Errc::not_finite, which, " is not finite", when, ", so it was not pushed",
             not_finite_remedy);
-    refuse_update(which, when, model.steps);
+    refuse_update(which, when, model.steps, left_out());
   }
   /// In words, the first microbatch whose loss is not finite either.
   [[nodiscard]] [[gnu::cold]] std::string loss_not_finite() const {

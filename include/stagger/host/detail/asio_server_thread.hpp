@@ -59,6 +59,7 @@ struct Accepted {
   /// come.
   void tick() noexcept {
     worker.gives() ? stream->tick(service.late) : stream->tick();
+    if (worker.tick()) stream->wake();
     if (++age > service.handshake && !worker.identified()) stream->end(nullptr);
   }
 
