@@ -11,6 +11,7 @@
 
 #include <stagger/core/stop_token.hpp>
 #include <stagger/engine/memory.hpp>
+#include <stagger/host/threads.hpp>
 #include <stagger/model/parameter.hpp>
 #include <stagger/program/traffic.hpp>
 #include <stagger/schedule/timeline.hpp>
