@@ -406,14 +406,11 @@ class Ledger final : public Watch {
     if (!go_on_) begin_steps();
     if (go_on_) {
       ++failures_[static_cast<std::size_t>(n)];
-      owed(n).awaited = false;
       return;
     }
     for (std::uint32_t& each : failures_) ++each;
-    for (Owed& each : owed_) {
-      each.awaited = false;
+    for (Owed& each : owed_)
       if (std::exchange(each.active, false)) each.lost = true;
-    }
   }
   /// Of a round, the urgent part is asked for before the late one.
   [[nodiscard]] static std::uint32_t order(std::uint32_t rounds, bool urgent) {
