@@ -98,28 +98,29 @@ class Readers {
   void find_whole(std::uint64_t total) {
     constexpr int unseen = -2;
     constexpr int none = -1;
-    List<int> next;  // [processes] of the chain
-    next.assign(rows_.size(), unseen);
-    List<int> seen;
+    next_.assign(rows_.size(), unseen);
+    seen_.clear();
     auto const look = [&](std::uint64_t end, int then) {
       for (int p = 0; p < processes(); ++p)
-        if (rows_[p].own != 0 && next[p] == unseen && rows_[p].end() == end) {
-          next[p] = then;
-          seen.push_back(p);
+        if (rows_[p].own != 0 && next_[p] == unseen && rows_[p].end() == end) {
+          next_[p] = then;
+          seen_.push_back(p);
         }
     };
     whole_.clear();
     look(total, none);
-    for (std::size_t i = 0; i < seen.size() && whole_.empty(); ++i) {
-      if (rows_[seen[i]].before == 0)
-        for (int p = seen[i]; p != none; p = next[p]) whole_.push_back(p);
+    for (std::size_t i = 0; i < seen_.size() && whole_.empty(); ++i) {
+      if (rows_[seen_[i]].before == 0)
+        for (int p = seen_[i]; p != none; p = next_[p]) whole_.push_back(p);
       else
-        look(rows_[seen[i]].before, seen[i]);
+        look(rows_[seen_[i]].before, seen_[i]);
     }
   }
 
   List<ReadRows> rows_{};  // [processes]
   List<int> whole_{};      // processes whose rows are a whole microbatch, in the order of rows
+  List<int> next_{};       // [processes] in a chain of blocks
+  List<int> seen_{};       // processes that are in a chain
   bool one_block_ = true;
 };
 
