@@ -335,7 +335,8 @@ class ServerInProcess : private ServerStreams {
     if (clients_.lost_before(client, layers_.failures(worker))) return failures;
     // Processes of one worker may be in different streams: each begins when it reads a layer here.
     own.begins = own.processes != 1;
-    bool const returns = layers_.gone(worker);
+    // With late layers also one that has ended its stream, since choices are made without it.
+    bool const returns = layers_.gone(worker) || (late_ != nullptr && !late_->has(worker));
     if (!own.begins && !returns) layers_.enter(worker, clients_.process_of(client));
     if (late_ != nullptr && !goes_on() && !clients_.any_active()) late_->reset();
     own.active.store(!own.begins);

@@ -11,13 +11,16 @@
 
 #include <stagger/core/stop_token.hpp>
 #include <stagger/engine/memory.hpp>
-#include <stagger/host/threads.hpp>
 #include <stagger/model/parameter.hpp>
 #include <stagger/program/traffic.hpp>
 #include <stagger/schedule/timeline.hpp>
 #include <stagger/train/detail/not_a_policy.hpp>
 #include <stagger/train/detail/not_a_stage.hpp>
 #include <stagger/train/detail/policies.hpp>
+
+namespace stagger::host {
+struct Threads;  // the default device, which pipeline.hpp includes
+}
 
 namespace stagger::detail {
 
