@@ -251,9 +251,10 @@ TEST_CASE(
                 sg::run(host.evaluate(data[batch])).loss);
       } else {
         if (what == 3)
-          si::fail(std::vector{si::Call::launch_kernel, si::Call::event_record,
-                               si::Call::memcpy_async, si::Call::graph_launch}[draw(4)],
-                   1 + draw(60), cudaErrorLaunchFailure);
+          si::fail(
+              std::vector{si::Call::launch_kernel, si::Call::event_record, si::Call::memcpy_async,
+                          si::Call::graph_launch}[static_cast<std::size_t>(draw(4))],
+              1 + draw(60), cudaErrorLaunchFailure);
         auto const words =
             words_of([&] { taken.push_back({batch, sg::enqueue(train.step(data[batch]))}); });
         si::fail(si::Call::comm_init, 1, 0);  // no more of it
