@@ -130,7 +130,8 @@ TEST_CASE("nccl/NonFinite: all processes fail the same steps, whenever each of t
   not_finite_model::Calls none;
   auto host = on_host(how, sg::NonFinite::fail, &none);
   std::vector<double> expected;
-  for (std::size_t const s : {0, 1, 5, 6, 7}) expected.push_back(sg::run(host.step(data[s])).loss);
+  for (std::size_t const s : {0U, 1U, 5U, 6U, 7U})
+    expected.push_back(sg::run(host.step(data[s])).loss);
   auto const parameters = bits(host);
   auto const wrong =
       in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int process) -> std::string {
@@ -173,7 +174,7 @@ TEST_CASE("nccl/NonFinite: after a second failure, all processes go on from the 
   not_finite_model::Calls none;
   auto host = on_host(how, sg::NonFinite::fail, &none);
   std::vector<double> expected;
-  for (std::size_t const s : {0, 1, 8, 9}) expected.push_back(sg::run(host.step(data[s])).loss);
+  for (std::size_t const s : {0U, 1U, 8U, 9U}) expected.push_back(sg::run(host.step(data[s])).loss);
   auto const parameters = bits(host);
   auto const wrong =
       in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int process) -> std::string {
