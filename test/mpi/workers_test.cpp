@@ -678,7 +678,7 @@ TEST_CASE(
           adam, half.device());
       Oracle<sg::optimizer::AdamW> oracle{adam, local_split_rules(),
                                           static_cast<std::size_t>(half.workers)};
-      auto const steps = [&] {
+      auto const take_three = [&] {
         for (int step = 0; step < 3; ++step) {
           std::vector<Batch> batches;
           for (int n = 0; n < half.workers; ++n) batches.push_back(data(3, n + 10.0 * oracle.step));
@@ -687,7 +687,7 @@ TEST_CASE(
         }
         MPI_Barrier(MPI_COMM_WORLD);
       };
-      steps();
+      take_three();
       if (half.own == 0) {
         train.gather_parameters();  // waits for late pushes, so that the server has all of them
         REQUIRE_THROWS_WITH(
@@ -700,7 +700,7 @@ TEST_CASE(
       MPI_Barrier(MPI_COMM_WORLD);
       oracle.theta.assign(oracle.workers, oracle.p);
       oracle.late.assign(layers, 0);
-      steps();
+      take_three();
       train.gather_parameters();
       REQUIRE(weights(train) == oracle.p);
     }
