@@ -18,18 +18,6 @@ execute_process(COMMAND ${COMPILER} -std=c++20 -I${ROOT}/include ${ROOT}/test/co
                 COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${program} OUTPUT_VARIABLE printed COMMAND_ERROR_IS_FATAL ANY)
 
-set(document ${ROOT}/docs/combinations.md)
-set(marker "<!-- made by test/combinations.cmake, up to the end -->\n")
-file(READ ${document} text)
-string(FIND "${text}" "${marker}" at)
-if(at EQUAL -1)
-  message(FATAL_ERROR "${document} has no line ${marker}")
-endif()
-string(SUBSTRING "${text}" 0 ${at} head)
-set(made "${head}${marker}${printed}")
-if(UPDATE)
-  file(WRITE ${document} "${made}")
-elseif(NOT text STREQUAL made)
-  message(FATAL_ERROR "docs/combinations.md is not what core/combinations.hpp says; write it with: "
-    "cmake -DROOT=. -DUPDATE=ON -P test/combinations.cmake")
-endif()
+include(${CMAKE_CURRENT_LIST_DIR}/made_part.cmake)
+made_part(${ROOT}/docs/combinations.md combinations "${UPDATE}" "${printed}"
+          "cmake -DROOT=. -DUPDATE=ON -P test/combinations.cmake")

@@ -79,8 +79,8 @@ struct GradientScale {
     if (processes != 0) *seen = static_cast<double>(period);
   }
 
-  // What follows is for the library alone. It sends all but `not_finite` to the device before each
-  // iteration.
+  // What follows is for the library alone, which writes it before each iteration and then reads
+  // `not_finite`.
 
   /// `not_finite` while some process has not seen yet that an earlier step failed.
   static constexpr std::int64_t unseen = -(std::int64_t{1} << 62U);

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Sums over GPUs: of gradients over replicas on other GPUs, while the last backward still
-///         runs, and of the squares of gradients before an update.
+/// @file   Sums of gradients over replicas on other GPUs, while the last backward still runs.
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
 #include <stagger/core/list.hpp>
 #include <stagger/cuda/detail/distributed_state.hpp>
-#include <stagger/cuda/detail/non_finite.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/cuda/kernels.hpp>
 

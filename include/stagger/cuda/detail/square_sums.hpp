@@ -2,12 +2,10 @@
 #pragma once
 /// @file   Sums over GPUs of the squares of gradients, before an update.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <vector>
 
 #include <stagger/core/list.hpp>
 #include <stagger/cuda/detail/distributed_state.hpp>
