@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/backoff.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/engine/step.hpp>
@@ -32,8 +31,9 @@ namespace stagger {
 /// returns. The function is called with null for the first step, and with the metrics of the
 /// previous step as soon as that has ended, independently of other pipelines. It returns an empty
 /// optional after the last step. If it throws, the pipeline has failed: its parameter server tells
-/// the other workers, as of a step that fails. Of a function that throws when it is first called,
-/// nothing says whose it is, so that workers of other programs are not told.
+/// the other workers, as of a step that fails, also those of this run that begin a step later. Of a
+/// function that throws when it is first called, nothing says whose it is, so that workers of other
+/// programs are not told.
 ///
 /// @code
 ///     run_together(std::vector<Steps>{a.step(batch), [&, m = 0](Metrics const* before) mutable {
@@ -90,7 +90,8 @@ class Together {
         metrics_(next_.size()),
         steps_(next_.size()),
         owners_(next_.size()),
-        to_begin_(next_.size()) {
+        since_(next_.size()),
+        heard_(next_.size()) {
     failures_.reserve(next_.size());
   }
 
@@ -100,19 +101,19 @@ class Together {
     for (std::size_t i = 0; i < next_.size(); ++i)
       if (advance(i, nullptr)) (steps_[i]->shares_time() ? timed : others).push_back(i);
     if (!failures_.empty()) rethrow();  // others would wait for one that does not begin
-    for (std::size_t const i : others) to_begin_[i].store(true);
     std::vector<std::thread> threads;
     threads.reserve(others.size());
     std::size_t const apart = timed.empty() ? 1 : 0;
     for (std::size_t k = apart; k < others.size(); ++k)
       guarded(others[k], [&] { threads.emplace_back([this, i = others[k]] { run_all(i); }); });
     if (timed.empty() && !others.empty()) run_all(others[0]);
-    std::erase_if(timed, [&](std::size_t i) { return !guarded(i, [&] { steps_[i]->begin(); }); });
+    auto const begins = [&](std::size_t i) { return guarded(i, [&] { begin(i, *steps_[i]); }); };
+    std::erase_if(timed, [&](std::size_t i) { return !begins(i); });
     while (!timed.empty())
       std::erase_if(timed, [&](std::size_t i) {
         if (!steps_[i]->drive_together()) return false;
         return !guarded(i, [&] { metrics_[i] = steps_[i]->await_resume(); }) ||
-               !advance(i, &metrics_[i]) || !guarded(i, [&] { steps_[i]->begin(); });
+               !advance(i, &metrics_[i]) || !begins(i);
       });
     for (std::thread& thread : threads) thread.join();
     rethrow();
@@ -120,17 +121,22 @@ class Together {
   }
 
  private:
+  struct Failure {
+    std::size_t pipeline;
+    std::exception_ptr why;
+  };
   /// @return whether the body did not throw; otherwise the pipeline has failed
   template <class Body> bool guarded(std::size_t i, Body body) noexcept {
     try {
       body();
       return true;
     } catch (...) {
+      Failure const failure{i, std::current_exception()};
       {
         std::lock_guard const lock(mutex_);
-        failures_.push_back(std::current_exception());
+        failures_.push_back(failure);
       }
-      if (owners_[i] != nullptr) owners_[i]->fail_between(std::current_exception());
+      tell(failure, begun_.load() != since_[i]);
       return false;
     }
   }
@@ -156,43 +162,50 @@ class Together {
         return;
     } while (advance(i, &metrics_[i]));
   }
-  /// If the first step cannot begin, that is only told when the others have begun theirs: a server
-  /// tells those who have.
+  /// Begins a step. A server tells those of a failure who have begun, so that a pipeline that has
+  /// failed fails once more for one that begins later: either this function knows of its failure, or
+  /// it sees that this step has begun.
   void begin(std::size_t i, Step& step) {
-    try {
-      step.begin();
-      to_begin_[i].store(false);
-    } catch (...) {
-      if (to_begin_[i].exchange(false)) static_cast<void>(wait_until([&] { return begun(); }, 10));
-      throw;
+    step.begin();
+    since_[i] = ++begun_;
+    for (std::size_t& k = heard_[i];; ++k) {
+      std::unique_lock lock(mutex_);
+      if (k == failures_.size()) return;
+      Failure const before = failures_[k];
+      lock.unlock();
+      tell(before, true);
     }
   }
-  [[nodiscard]] bool begun() const noexcept {
-    bool all = true;
-    for (auto const& to_begin : to_begin_) all = all && !to_begin.load();
-    return all;
+  /// @param again  also if the other workers have been told
+  void tell(Failure const& failure, bool again) noexcept {
+    std::lock_guard const lock(telling_);
+    auto const& owner = owners_[failure.pipeline];
+    if (owner != nullptr) owner->fail_between(failure.why, again);
   }
   /// Throws the first error of a pipeline that did not fail because of another one; if all did, the
   /// first. One that waits for ever may wait for a pipeline that failed before.
   void rethrow() const {
-    for (std::exception_ptr const& failure : failures_) {
+    for (Failure const& failure : failures_) {
       try {
-        std::rethrow_exception(failure);
+        std::rethrow_exception(failure.why);
       } catch (Error const& error) {
-        bool const waited = error.code() == Errc::deadline && failure != failures_.front();
+        bool const waited = error.code() == Errc::deadline && failure.why != failures_.front().why;
         if (error.code() != Errc::peer_failed && !waited) throw;
       }
     }
-    if (!failures_.empty()) std::rethrow_exception(failures_.front());
+    if (!failures_.empty()) std::rethrow_exception(failures_.front().why);
   }
 
   std::vector<Steps> next_;
   std::vector<Metrics> metrics_;                    // [pipelines] of the last step
   std::vector<std::optional<Step>> steps_;          // [pipelines] current step
   std::vector<std::shared_ptr<StepOwner>> owners_;  // [pipelines] of their steps; null: none so far
-  std::vector<std::atomic<bool>> to_begin_;         // [pipelines] on threads: their first step
-  std::mutex mutex_;
-  std::vector<std::exception_ptr> failures_;  // in the order in which pipelines failed
+  std::atomic<std::size_t> begun_{0};               // steps
+  std::vector<std::size_t> since_;                  // [pipelines] of them, when its own had begun
+  std::vector<std::size_t> heard_;                  // [pipelines] failures told to its steps
+  std::mutex telling_;
+  std::mutex mutex_;               // guards the next member
+  std::vector<Failure> failures_;  // in the order in which pipelines failed
 };
 
 }  // namespace detail

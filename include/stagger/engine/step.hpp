@@ -59,7 +59,8 @@ struct StepOwner : Drivable {
   /// Whether its steps may run on one virtual clock with those of other pipelines.
   [[nodiscard]] virtual bool shares_time() const noexcept { return false; }
   /// Its next step, with which others exchange parameters, will not come, because of an error.
-  virtual void fail_between(std::exception_ptr const& /*why*/) noexcept {}
+  /// @param again  also if they have been told: some have begun since
+  virtual void fail_between(std::exception_ptr const& /*why*/, bool /*again*/) noexcept {}
   /// Waits for the step of an entry and all earlier ones; null: for all of them.
   virtual void settle(TicketPlace const*) {}
   /// Notes which steps are done, without waiting.

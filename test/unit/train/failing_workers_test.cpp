@@ -358,6 +358,97 @@ TEST_CASE("train/OnFailure: the others hear of a step that cannot begin, also af
   CHECK(weights(a) == weights(b));
 }
 
+namespace {
+
+/// What two workers wait for, of whom one begins a stream when that of the other has failed.
+struct Turns {
+  std::atomic<bool> fallen{false};
+  std::atomic<bool> pushed{true};  // by the one that begins; false: the other waits for that
+};
+class Falls final : public Forwarding {
+ public:
+  Falls(ParameterServer const& server, Turns& turns)
+      : Forwarding(server.worker(0).link()), turns_(turns) {}
+  void end(std::exception_ptr why) noexcept override {
+    Forwarding::end(why);
+    if (!why) return;
+    turns_.fallen.store(true);
+    while (!turns_.pushed.load()) std::this_thread::yield();
+  }
+
+ private:
+  Turns& turns_;
+};
+class BeginsLater final : public Forwarding {
+ public:
+  BeginsLater(ParameterServer const& server, Turns& turns, int stream)
+      : Forwarding(server.worker(1).link()), turns_(turns), stream_(stream) {}
+  void begin() override {
+    bool const waits = ++streams_ == stream_;
+    while (waits && !turns_.fallen.load()) std::this_thread::yield();
+    Forwarding::begin();
+  }
+  void push(std::size_t l, std::byte const* values, bool last, Bytes part) override {
+    if (turns_.fallen.load()) turns_.pushed.store(true);
+    Forwarding::push(l, values, last, part);
+  }
+
+ private:
+  Turns& turns_;
+  int stream_;
+  int streams_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("train/OnFailure: who begins after another worker has failed does not wait for it",
+          "[train]") {
+  struct Case {
+    int stream;            // in which worker 0 fails
+    bool throws;           // its function throws instead of giving that stream
+    bool unknown = false;  // nobody but the server knows of that when worker 1 begins
+  };
+  auto const batch = data(4);
+  for (Case const& fails : {Case{1, false}, Case{1, false, true}, Case{2, false}, Case{2, true}}) {
+    CAPTURE(fails.stream, fails.throws, fails.unknown);
+    ParameterServer const server({.workers = 2});
+    Turns turns;
+    turns.pushed.store(!fails.unknown);
+    auto const first = std::make_shared<Falls>(server, turns);
+    auto const second = std::make_shared<BeginsLater>(server, turns, fails.stream);
+    Fragile last(3);
+    auto const made = [&](std::shared_ptr<sg::detail::ParameterLink> link, Fragile const& end) {
+      return sg::Pipeline{sg::Sequential{Layer(0), Layer(1), Layer(2), end}}.with(
+          sg::schedule::Fifo{2}, sg::staleness::WaveSynchronous{.in_flight = 2, .distance = 0},
+          Through{std::move(link)}.worker(0), Loss{}, sgd, sg::host::Threads{1},
+          sg::Options{.deadline_s = 20});
+    };
+    auto a = made(first, last);
+    auto b = made(second, Fragile(3));
+    int of_a = 0;
+    std::atomic<int> of_b{0};
+    auto const steps = [&](sg::Metrics const* before) -> std::optional<sg::Step> {
+      bool const now = ++of_a == fails.stream;
+      while (before != nullptr && of_b.load() < of_a) std::this_thread::yield();
+      if (now && fails.throws) throw std::runtime_error("out of ink");
+      last.fails->store(now);
+      return a.stream(batch);
+    };
+    auto const begun = std::chrono::steady_clock::now();
+    REQUIRE_THROWS_WITH(sg::run_together(std::vector<sg::Steps>{
+                            sg::Steps(steps), sg::Steps([&](sg::Metrics const*) {
+                              ++of_b;
+                              return std::optional(b.stream(batch));
+                            })}),
+                        "out of ink");
+    CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(15));
+    CHECK(of_b.load() == fails.stream);
+    last.fails->store(false);
+    sg::run_together(a.stream(batch), b.stream(batch));
+    CHECK(weights(a) == weights(b));
+  }
+}
+
 TEST_CASE("train/OnFailure: a stream that fails while it begins ends, so that the next one begins",
           "[train]") {
   auto const batch = data(6);

@@ -57,11 +57,11 @@ class MachineSession : public Session {
     }
   }
 
-  [[gnu::cold]] void fail_between(std::exception_ptr const& why) noexcept override {
+  [[gnu::cold]] void fail_between(std::exception_ptr const& why, bool again) noexcept override {
     if (machine_.exchange() == nullptr) return;
     try {
       Hold const hold(*this);
-      machine_.exchange()->fail_between(why);
+      machine_.exchange()->fail_between(why, again);
     } catch (Error const&) {  // another thread takes steps of it, for which others wait
     }
   }

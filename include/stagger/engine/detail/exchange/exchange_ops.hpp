@@ -43,7 +43,8 @@ class Exchange {
   virtual void comes() noexcept = 0;
   /// The worker takes no further step because of an error outside of its steps: the others are told
   /// as of a step that fails, unless they know of one.
-  virtual void fail_between(std::exception_ptr const& why) noexcept = 0;
+  /// @param again  also if they do: some have begun since
+  virtual void fail_between(std::exception_ptr const& why, bool again) noexcept = 0;
   /// A program that only waits for weights of an earlier step; null if the server has sent them.
   /// @param program  of that step
   [[nodiscard]] virtual std::shared_ptr<Program const> late_answers(Program const&) const {

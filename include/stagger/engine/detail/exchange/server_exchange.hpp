@@ -195,8 +195,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
     agreed_ = AgreedOptimizer(machine_, link_->change_factor());
   }
   void comes() noexcept override { failed_ = false; }
-  [[gnu::cold]] void fail_between(std::exception_ptr const& why) noexcept override {
-    if (failed_) return;
+  [[gnu::cold]] void fail_between(std::exception_ptr const& why, bool again) noexcept override {
+    if (failed_ && !again) return;
     try {
       if (!std::exchange(open_, true)) link_->begin();  // others may wait for that
     } catch (...) {  // the server does not let it begin, so that nobody waits for it
