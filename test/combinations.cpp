@@ -71,7 +71,7 @@ constexpr Choice choices[] = {
      feature::kernel | feature::asks_scale},
     {Kind::other, "`clip_norm`", feature::clips},
     {Kind::other, "`NonFinite::skip`", feature::skips | feature::looks},
-    {Kind::other, "`recompute`"},
+    {Kind::other, "`recompute`", feature::recomputes},
     {Kind::other, "`check_recompute`", feature::checks_recompute},
     {Kind::other, "`record`", feature::records},
     {Kind::other, "`enqueue`", feature::enqueue},

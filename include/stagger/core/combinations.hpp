@@ -316,6 +316,10 @@ enum class Verdict : std::uint8_t {
        " changes nothing in one process",                                                          \
        "Ranks of one process have one copy of the optimizer's state, of which each updates a "     \
        "part.")                                                                                    \
+  RULE(nothing_repeated, no_effect, checks_recompute, recomputes, "Options::check_recompute",      \
+       " changes nothing without Options::recompute",                                              \
+       "Only a forward that is repeated can be compared with the first; a plan may decide that "   \
+       "none is.")                                                                                 \
   RULE(replicas_pushed_at_end, no_effect, grouped_pushes | replicas, none,                         \
        "collective::GroupedPushes", " changes nothing for a stage with several replicas",          \
        "Their sum is pushed at the end of the step.")                                              \

@@ -67,6 +67,7 @@ namespace stagger::detail {
   FEATURE(clips, "Options::clip_norm")                                                     \
   FEATURE(looks, "Options::non_finite other than NonFinite::ignore")                       \
   FEATURE(skips, "NonFinite::skip")                                                        \
+  FEATURE(recomputes, "Options::recompute")                                                \
   FEATURE(checks_recompute, "Options::check_recompute")                                    \
   FEATURE(records, "Options::record")                                                      \
   FEATURE(shapes_change, "Gpus::shapes_change")                                            \

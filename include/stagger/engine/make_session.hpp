@@ -65,6 +65,7 @@ namespace stagger::detail {
       .with(feature::whole_layers, !setup.optimizer.element_wise)
       .with(feature::clips, options.clip_norm.has_value())
       .with(feature::skips, options.non_finite == NonFinite::skip)
+      .with(feature::recomputes, options.recompute)
       .with(feature::checks_recompute, options.check_recompute)
       .with(feature::records, options.record);
 }

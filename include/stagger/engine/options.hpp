@@ -66,8 +66,8 @@ struct Options {
       false;  ///< keep only stage inputs from forward on; run forward again before backward
   bool check_recompute =
       false;  ///< end a step in which a repeated forward gives other bits than the first one; on
-              ///< hosts, for outputs that are numbers, tensors, vectors or have `fields()`. Without
-              ///< recompute nothing is repeated
+  ///< hosts, for outputs that are numbers, tensors, vectors or have `fields()`. Others are
+  ///< refused. Without recompute nothing is repeated
   bool record = false;  ///< measure each action of a step, for `timeline()`
   std::optional<std::uint32_t>
       spare_slots{};    ///< slots of a message beyond those that its consumer occupies, so that a

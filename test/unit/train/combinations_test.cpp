@@ -110,6 +110,7 @@ Features features_of(Case const& of) {
           .with(feature::whole_layers, of[optimizer] != 0)
           .with(feature::clips, of[clips] != 0)
           .with(feature::skips, of[skips] != 0)
+          .with(feature::recomputes, of[recomputes] != 0 || of[checks] != 0)
           .with(feature::checks_recompute, of[checks] != 0)
           .with(feature::records, of[records] != 0)
           .with(feature::enqueue, of[enqueues] != 0);

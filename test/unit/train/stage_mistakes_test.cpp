@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -313,11 +314,17 @@ struct Makes {
 struct Opaque {
   std::shared_ptr<float> number;
 };
-struct Hides {
+/// Its fields contain a view.
+struct View {
+  std::span<float const> numbers;
+  auto fields() { return std::tie(numbers); }
+  auto fields() const { return std::tie(numbers); }
+};
+template <class Out> struct Hides {
   using Input = Numbers;
-  using Output = Opaque;
-  void forward(sg::Context&, Numbers const&, Opaque&, sg::NothingSaved&) {}
-  void backward(sg::Context&, Numbers const&, Opaque const&, Numbers&, sg::NothingSaved&) {}
+  using Output = Out;
+  void forward(sg::Context&, Numbers const&, Out&, sg::NothingSaved&) {}
+  void backward(sg::Context&, Numbers const&, Out const&, Numbers&, sg::NothingSaved&) {}
 };
 struct Ends {
   using policy_tag = sg::LossTag;
@@ -339,10 +346,14 @@ TEST_CASE("train/Options: check_recompute compares every field, and refuses what
     auto train = sg::Pipeline{Makes{part}}.with(Ends{}, checked());
     CHECK(said([&] { sg::run(train.step(batch)); }) == (part < 0 ? "" : other_output(0, 0, 0)));
   }
-  CHECK_THAT(said([&] { sg::run(sg::Pipeline{Hides{}}.with(Ends{}, checked()).step(batch)); }),
-             Catch::Contains("check_recompute cannot compare the Output of layer 0"));
-  CHECK(said([&] { sg::run(sg::Pipeline{Hides{}}.with(Ends{}, checked(false)).step(batch)); }) ==
-        "");
+  auto const hidden = [&](auto hides, bool check) {
+    return said([&] { sg::run(sg::Pipeline{hides}.with(Ends{}, checked(check)).step(batch)); });
+  };
+  char const* const refused = "check_recompute cannot compare the Output of layer 0";
+  CHECK_THAT(hidden(Hides<Opaque>{}, true), Catch::Contains(refused));
+  CHECK_THAT(hidden(Hides<std::span<float const>>{}, true), Catch::Contains(refused));
+  CHECK_THAT(hidden(Hides<View>{}, true), Catch::Contains(refused));
+  CHECK(hidden(Hides<Opaque>{}, false) == "");
 }
 
 namespace {
