@@ -76,8 +76,9 @@ namespace stagger::detail {
     for (std::size_t w = first_wait; w < first_wait + in.waits && sender == none; ++w)
       if (given[rank.waits[w].signal] < rank.waits[w].count)
         sender = program.signals[rank.waits[w].signal].sender;
-    std::string clause = text(name_of(program, r), sender == none ? " is in " : " waits before ",
-                              describe(program, in));
+    std::string clause =
+        text(name_of(program, r), sender == none ? " is still at " : " waits before ",
+             describe(program, in));
     if (sender == SignalEnds::outside) {
       clause = text(clause, " for ", outside);
     } else if (sender != none) {

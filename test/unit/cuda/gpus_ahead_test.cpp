@@ -328,7 +328,7 @@ TEST_CASE("cuda/ahead: GPUs that hang are an error in time, named, and may be le
       auto const text = text_of(first);
       CAPTURE(text);
       CHECK(text.find(sg::text("step 2: the GPU", gpus == 1 ? "" : "s",
-                               " did not move for 0.2 s: rank 0 is in 0F0")) == 0);
+                               " did not move for 0.2 s: rank 0 is still at 0F0")) == 0);
       CHECK(text_of(second) == text);
       CHECK_THROWS_AS(train.parameters(), sg::Error);
     }

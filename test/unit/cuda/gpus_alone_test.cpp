@@ -348,9 +348,9 @@ TEST_CASE("cuda/Gpus: a device that hangs is an error in time, and may be left b
     } catch (sg::Error const& error) {
       CHECK(error.code() == sg::Errc::deadline);
       CAPTURE(error.what());
-      CHECK(
-          std::string(error.what()).find("rank 1 is in 1F0; rank 2 waits before 2F0 for rank 1") !=
-          std::string::npos);
+      CHECK(std::string(error.what())
+                .find("rank 1 is still at 1F0; rank 2 waits before 2F0 for rank 1") !=
+            std::string::npos);
     }
     CHECK_THROWS_AS(sg::run(run.predict(inputs, outputs)), sg::Error);
     stuck.open->store(true);  // what was left behind comes to its end

@@ -316,7 +316,7 @@ TEST_CASE(
   CHECK_THAT(said, Catch::StartsWith("no rank moved for "));
   CHECK_THAT(said, Catch::Contains("rank 0 waits before 0B0 for rank 1, which last finished 1F2"));
   CHECK_THAT(said, Catch::Contains("rank 1 waits before 1B0 for rank 2, which last finished 2F0"));
-  CHECK_THAT(said, Catch::Contains("rank 2 is in 2F1"));
+  CHECK_THAT(said, Catch::Contains("rank 2 is still at 2F1"));
   CHECK_THAT(said, Catch::Contains("rank 3 waits before 3F1 for rank 2, which last finished 2F0"));
   CHECK_THAT(said, Catch::Contains("raise Options::deadline_s"));
 }

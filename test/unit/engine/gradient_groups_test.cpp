@@ -633,7 +633,7 @@ TEST_CASE("engine/GradientGroups: who waits for a gradient is named when the dea
       break;
   }
   CHECK_THAT(said, Catch::StartsWith("no rank moved for "));
-  CHECK_THAT(said, Catch::Contains("rank 1 is in 0B2"));
+  CHECK_THAT(said, Catch::Contains("rank 1 is still at 0B2"));
   CHECK_THAT(said,
              Catch::Contains(
                  "the reducer of rank 0 waits before the sum of stage 0's gradients for rank 1"));

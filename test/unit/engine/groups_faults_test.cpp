@@ -135,7 +135,7 @@ TEST_CASE("engine/groups: a member that overruns the deadline is named, with who
   }
   CHECK_THAT(said, Catch::StartsWith("no rank moved for "));
   CHECK_THAT(said, Catch::Contains(waits));
-  CHECK_THAT(said, Catch::Contains("rank 1 is in 0F1 (part 2 of 4)"));
+  CHECK_THAT(said, Catch::Contains("rank 1 is still at 0F1 (part 2 of 4)"));
   CHECK_THAT(said, Catch::Contains("raise Options::deadline_s"));
 }
 

@@ -217,8 +217,10 @@ class Round {
   void tell(std::exception_ptr const& failure) noexcept {
     told_ = true;
     peers_may_be_lost = true;
-    FailureReport const told = report_of(failure);
+    FailureReport told = report_of(failure);
     try {
+      if (alike_in_all(told.code) && in_a_layer(failure))
+        told.message = text("process ", channels_.rank(), " ended the step: ", told.message);
       auto message = channels_.blank();
       message->payload.add(static_cast<std::uint32_t>(told.code));
       message->payload.add(told.message.data(), told.message.size());
@@ -235,9 +237,7 @@ class Round {
     auto const code = static_cast<Errc>(in.take<std::uint32_t>());
     std::string message(in.left(), ' ');
     in.take(message.data(), message.size());
-    // As in all; of gradients that are not finite, all that update together have the same words.
-    if (code == Errc::deadline || code == Errc::mismatch || code == Errc::not_finite)
-      return raised(code, message);
+    if (alike_in_all(code)) return raised(code, message);
     bool const began = (envelope.epoch & 1U) != 0;
     return raised(Errc::peer_failed, "process ", peer,
                   began ? " ended the step: " : " could not begin the step: ", message);
@@ -284,6 +284,17 @@ class Round {
   }
 
  private:
+  /// Whether such an error is the same in all processes. Of gradients that are not finite, all that
+  /// update together have the same words.
+  [[nodiscard]] static bool alike_in_all(Errc code) noexcept {
+    return code == Errc::deadline || code == Errc::mismatch || code == Errc::not_finite;
+  }
+  /// Whether a layer or the loss of this process threw it, whose words name no process.
+  [[nodiscard]] bool in_a_layer(std::exception_ptr const& failure) const noexcept {
+    bool any = false;
+    for (auto const& rank : machine_.ranks()) any = any || rank.thrown == failure;
+    return any;
+  }
   /// Waits until all processes have sent what this round needs before its step runs.
   /// @param came     [processes] who has
   /// @param deliver  (peer, envelope, ByteReader&)
