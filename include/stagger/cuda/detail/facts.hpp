@@ -158,7 +158,8 @@ struct GpusOptions {
   stagger::detail::BatchContents const& contents = device.contents;
   if (processes == nullptr || contents.input == nullptr) return;
   constexpr char const* remedy =
-      "give all processes the same batches, or turn this check off with nccl::Gpus::check_batches";
+      "give all processes the same batches, with the rows of all replicas, of which each takes its "
+      "own, or turn this check off with nccl::Gpus::check_batches";
   auto const digest = [&](auto add, stagger::detail::Places const& values) {
     stagger::detail::Digest shown;
     if (values.first != nullptr)
