@@ -698,6 +698,22 @@ cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaM
   });
 }
 
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, void const* from,
+                              std::size_t from_pitch, std::size_t width, std::size_t height,
+                              cudaMemcpyKind, cudaStream_t stream) {
+  if (int const code = count(Call::memcpy_async)) return answer(static_cast<cudaError_t>(code));
+  if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
+  if (width > to_pitch || width > from_pitch) return answer(cudaErrorInvalidPitchValue);
+  if (!state().peers && device_of(to) >= 0 && device_of(from) >= 0 &&
+      device_of(to) != device_of(from))
+    return answer(cudaErrorInvalidValue);
+  return enqueue(stream, Kind::copy, [=] {
+    for (std::size_t row = 0; width != 0 && row < height; ++row)
+      std::memmove(static_cast<std::byte*>(to) + row * to_pitch,
+                   static_cast<std::byte const*>(from) + row * from_pitch, width);
+  });
+}
+
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, void const* from, int from_device,
                                 std::size_t bytes, cudaStream_t stream) {
   if (int const code = count(Call::memcpy_async)) return answer(static_cast<cudaError_t>(code));

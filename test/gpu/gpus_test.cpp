@@ -9,7 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/engine/groups.hpp>
 #include <stagger/nccl/gpus.hpp>
+#include <stagger/partition/layer_split.hpp>
+#include <stagger/placement/explicit_map.hpp>
 #include <stagger/train/pipeline.hpp>
 
 #include "in_time.hpp"
@@ -54,6 +57,69 @@ TEST_CASE("gpu/Gpus: kernels of four stages pass tensors on in order", "[gpu]") 
       sg::cuda::check(cudaStreamSynchronize(nullptr), "download");
       REQUIRE(got.front() == 5);
       REQUIRE(got.back() == 5);
+    }
+  }
+}
+
+TEST_CASE("gpu/Gpus: groups of ranks share layers, as a loop adds up their numbers", "[gpu]") {
+  if (no_gpu()) return;
+  int const most = GENERATE(1, 2);
+  if (most > 1 && one_gpu()) return;
+  auto const update = GENERATE(sg::partition::Update::accumulate, sg::partition::Update::each_pass);
+  int const members = GENERATE(2, 3);
+  bool const pairs = GENERATE(false, true);
+  constexpr std::size_t layers = 5;
+  constexpr std::size_t width = 70;
+  constexpr std::size_t rows = 6;
+  constexpr std::size_t microbatches = 2;
+  constexpr float rate = 1.0F / 64;  // so that no sum is rounded
+  std::vector<int> place;
+  for (int m = 0; m < members; ++m) place.push_back(m == 0 ? 0 : most - 1);
+  if (members > most && most > 1) return;  // a GPU for each, or one for all
+  auto train =
+      sg::Pipeline{sg::Sequential{AddBias{width, false}, AddBias{width}, AddBias{width},
+                                  AddBias{width}, AddBias{width}}}
+          .with(
+              sg::partition::LayerSplit<>{
+                  .group = members, .threshold = 0, .pairs = pairs, .update = update},
+              HalfSquare{},
+              sg::cuda::Gpus{
+                  .devices = gpus(most), .kernels = &sg::cuda::parameter_kernels, .capture = pairs},
+              sg::cuda::Enqueued<sg::optimizer::Sgd>{{.rate = rate}},
+              sg::placement::ExplicitMap{place},
+              sg::Options{.replicas = sg::Replicas::even(&members, 1)});
+  sg::cuda::select_device(0);
+  std::vector<float> x(rows * width);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((i / width + i) % 4);
+  sg::Batch<sg::cuda::Tensor<>, sg::cuda::Tensor<>> batch;
+  for (std::size_t m = 0; m < microbatches; ++m) {
+    batch.inputs.emplace_back(std::initializer_list<std::size_t>{rows, width});
+    batch.inputs.back().upload(x);
+    batch.targets.emplace_back(std::initializer_list<std::size_t>{rows, width});
+  }
+  sg::cuda::check(cudaStreamSynchronize(nullptr), "upload");
+  std::vector<std::vector<float>> bias(layers, std::vector<float>(width));
+  bool const each_pass = update == sg::partition::Update::each_pass;
+  for (int step = 0; step < 3; ++step) {
+    sg::run(train.step(batch));
+    for (std::size_t c = 0; c < width; ++c) {
+      float all = 0;  // what the front layer adds up
+      for (std::size_t m = 0; m < microbatches; ++m) {
+        float sum = 0;
+        for (std::size_t r = 0; r < rows; ++r) {
+          sum += x[r * width + c];
+          for (auto const& one : bias) sum += one[c];
+        }
+        all += sum;
+        for (std::size_t l = 1; l < layers && each_pass; ++l) bias[l][c] -= rate * sum;
+      }
+      for (std::size_t l = 0; l < (each_pass ? 1 : layers); ++l) bias[l][c] -= rate * all;
+    }
+    auto const states = train.parameters();
+    REQUIRE(states.size() == layers);
+    for (std::size_t l = 0; l < layers; ++l) {
+      auto const values = states[l].values<float>();
+      REQUIRE(std::equal(values.begin(), values.end(), bias[l].begin(), bias[l].end()));
     }
   }
 }

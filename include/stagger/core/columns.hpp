@@ -5,6 +5,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <type_traits>
 
 #include <stagger/core/add_up.hpp>
 #include <stagger/core/basic_algorithm.hpp>
@@ -22,6 +23,9 @@ namespace stagger {
 ///  - `copy_block(at, from, first, size)`: copies to `at` the block of another value that begins at
 ///    row `first.rows` and column `first.columns`
 ///  - `add_block(at, from, first, size)`: likewise, but adds it element by element
+///
+/// Where stages enqueue their work, both enqueue it, too, on the stream of the rank for which they are
+/// called, and the type says `static constexpr bool columns_on_stream = true`.
 template <class T>
 concept ColumnSplittable = RowSplittable<T> && requires(T& to, T const& from, Block block) {
   { from.columns() } -> std::convertible_to<std::size_t>;
@@ -37,19 +41,30 @@ template <class T> struct Columns {
   static constexpr bool exist = false;
 };
 
+template <class T> constexpr bool columns_are_on_stream() {
+  static_assert(
+      !requires { &T::columns_on_stream; } ||
+          requires { typename std::bool_constant<T::columns_on_stream>; },
+      "stagger: 'columns_on_stream' of an activation must be 'static constexpr bool "
+      "columns_on_stream', true if copy_block and add_block enqueue their work");
+  if constexpr (requires { T::columns_on_stream; }) return T::columns_on_stream;
+  return false;
+}
+
 template <ColumnSplittable T> struct Columns<T> {
   static constexpr bool exist = true;
+  static constexpr bool on_stream = columns_are_on_stream<T>();
   static std::size_t count(T const& value) { return value.columns(); }
   static void resize(T& to, T const& like, Block block) { to.resize_block(like, block); }
   static void copy(T& to, Block at, T const& from, Block first, Block size) {
     to.copy_block(at, from, first, size);
   }
   /// Takes this many rows of each source, in order, so few at a time that they stay in a cache
-  /// until all sources have been there.
+  /// until all sources have been there. What is enqueued is enqueued at once.
   static void take(T& to, std::size_t at, std::size_t rows, BlockSource const* sources,
                    std::size_t count) {
-    constexpr std::size_t few = 16;
-    for (std::size_t r = 0; r < rows; r += few)
+    constexpr std::size_t few = on_stream ? ~std::size_t{0} : 16;
+    for (std::size_t r = 0; r < rows; r += std::min(few, rows - r))
       for (std::size_t s = 0; s < count; ++s) {
         auto const& [from, first, column, columns, adds] = sources[s];
         Block const here{at + r, column};
@@ -66,6 +81,7 @@ template <ColumnSplittable T> struct Columns<T> {
 /// A tensor's columns are the elements of a row.
 template <class U> struct Columns<Tensor<U>> {
   static constexpr bool exist = true;
+  static constexpr bool on_stream = false;
   static std::size_t count(Tensor<U> const& value) {
     return value.rows() == 0 ? 0 : value.size() / value.rows();
   }

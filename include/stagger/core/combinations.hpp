@@ -227,9 +227,9 @@ enum class Verdict : std::uint8_t {
        "minibatch has updated.")                                                                   \
   /* layers that groups of ranks share */                                                          \
   RULE(split_on_device, not_built, layer_split, shares_layers, "this device",                      \
-       " cannot run groups of ranks that share layers; use host::Threads, mpi::Processes or "      \
-       "sim::VirtualClock, or leave partition::LayerSplit out",                                    \
-       "Columns of values would have to be exchanged between GPUs.")                               \
+       " cannot run groups of ranks that share layers; use cuda::Gpus, host::Threads, "            \
+       "mpi::Processes or sim::VirtualClock, or leave partition::LayerSplit out",                  \
+       "Columns of values would have to be exchanged between GPUs of several processes.")          \
   RULE(clipped_each_pass, law, each_pass | clips, none, "layers that are updated in each pass",    \
        STAGGER_EACH_PASS("Options::clip_norm"),                                                    \
        "Update of a shared layer by microbatch 1, backward of microbatch 2, norm of the step: "    \
@@ -327,7 +327,10 @@ enum class Verdict : std::uint8_t {
        " returns when the step is done",                                                           \
        "On threads, in processes and in virtual time the caller, or the threads, run the step.")   \
   RULE(enqueued_record, no_effect, enqueue | records, none, "enqueue",                             \
-       " returns when a recorded step is done", "The host reads the times of its actions.")
+       " returns when a recorded step is done", "The host reads the times of its actions.")        \
+  RULE(enqueued_each_pass, no_effect, enqueue | each_pass, none, "enqueue",                        \
+       " returns when a step is done whose layers are updated in each pass",                       \
+       "Before the step, the host has the weights saved to which a failure goes back.")
 
 enum class Rule : std::uint8_t {
 #define STAGGER_RULE(name, ...) name,

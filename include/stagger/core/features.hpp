@@ -112,8 +112,10 @@ STAGGER_FEATURES(STAGGER_FEATURE)
 /// What the library's devices can do: what `device_features` makes of their traits.
 inline constexpr Features of_threads = obeys_placement | may_shard | signalled | shares_layers;
 inline constexpr Features of_virtual_clock = may_shard | signalled | shares_layers | virtual_time;
-inline constexpr Features of_gpus = obeys_placement | enqueues | own_memory | captures | runs_ahead;
-inline constexpr Features of_gpus_apart = of_gpus | library_sums;
+inline constexpr Features of_gpus =
+    obeys_placement | enqueues | own_memory | captures | runs_ahead | shares_layers;
+inline constexpr Features of_gpus_apart =
+    obeys_placement | enqueues | own_memory | captures | runs_ahead | library_sums;
 inline constexpr Features of_processes = obeys_placement | may_shard | shards_states |
                                          library_sums | signalled | shares_layers | own_stages;
 }  // namespace feature

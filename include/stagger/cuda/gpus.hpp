@@ -35,7 +35,8 @@ struct Gpus {
                                        .keeps_whole_states = true,
                                        .gathers_parameters = true,
                                        .runs_ahead = true,
-                                       .captures = true};
+                                       .captures = true,
+                                       .shares_layers = true};
   static_assert(stagger::detail::device_features(traits) == stagger::detail::feature::of_gpus);
 
   std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them

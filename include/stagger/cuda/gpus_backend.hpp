@@ -165,7 +165,7 @@ class Enqueuer {
     messages_.await(rank, r, in);
     if (ends_step(in.op) && updates(in.op)) return updates_.push_back({&rank, r, &in});
     if (reduces(in.op) && group_sums_.apart(in.cell)) return group_sums_.await(r, in);
-    AtPlace const here(streams_.place_of(r));
+    AtPlace const here(streams_.place_of(r, in));
     if (ends_step(in.op) && adds_up(in.op)) {
       messages_.await_gradients(r);
       return stagger::detail::StepEnd{machine_.model, machine_.run}.finish(
@@ -313,7 +313,7 @@ class GpusBackend : detail::Enqueuer {
       machine_.gradient_norm(results(0, losses()));
       if (auto const failure = non_finite_.note(0, square_sums_.not_finite_anywhere(0), false)) {
         machine_.lose(failure);
-        if (!machine_.program().flushes) take_back();
+        if (machine_.program().updates_early()) take_back();
       }
     } catch (...) {
       in_flight_.lose(std::current_exception(), decided_);
@@ -381,7 +381,10 @@ class GpusBackend : detail::Enqueuer {
   ///                be null
   /// @return the norm of the gradients
   double results(std::size_t slot, double* losses) const noexcept {
-    if (losses != nullptr) gpus_->take_losses(slot, losses);
+    if (losses != nullptr) {
+      gpus_->take_losses(slot, losses);
+      state_.leave_out_uncounted(losses);
+    }
     return square_sums_.norm(slot);
   }
   /// How many updates an iteration has left out.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <stagger/cuda/gradient_kernels.hpp>
 #include <stagger/cuda/memory.hpp>
 #include <stagger/model/context.hpp>
 #include <stagger/model/optimizer.hpp>
@@ -98,28 +99,6 @@ struct GradientScale {
   [[nodiscard]] STAGGER_ANYWHERE static bool is_finite(double x) { return x - x == 0; }
 };
 
-/// Kernels for gradients, each a function that launches one on a stream and returns CUDA's result.
-/// `sum_squares` and `scale` are needed if gradients are clipped, and to see whether they are
-/// finite; `add` if a stage has two owners or replicas.
-struct ParameterKernels {
-  /// sum[i] += more[i] for i < size. For replicas it is called for a part of a parameter at a time,
-  /// each part in the order of replicas.
-  cudaError_t (*add)(ElementType, void* sum, void const* more, std::size_t size,
-                     cudaStream_t) = nullptr;
-  /// *sum = the sum of gradient[i]^2 for i < size.
-  /// @param scratch  [scratch_size] in device memory; nothing else on the GPU uses it meanwhile
-  cudaError_t (*sum_squares)(ElementType, void const* gradient, std::size_t size, double* sum,
-                             double* scratch, cudaStream_t) = nullptr;
-  /// One thread calls scale->find(sums, count, clip_norm).
-  cudaError_t (*scale)(double const* sums, std::size_t count, double clip_norm,
-                       GradientScale* scale, cudaStream_t) = nullptr;
-  /// One thread calls scale->correct(*numbers). For NonFinite::skip, and for several processes.
-  cudaError_t (*begin)(GradientScale const* scale, StepNumbers* numbers, cudaStream_t) = nullptr;
-  std::size_t scratch_size = 0;   ///< numbers of scratch memory that sum_squares needs
-  bool finds_non_finite = false;  ///< `scale` calls GradientScale::find; needed unless
-                                  ///< Options::non_finite is NonFinite::ignore
-};
-
 /// The arguments of an optimizer's kernel, for one parameter. All pointers are to device memory. The
 /// kernel changes nothing unless scale->updates().
 template <class Rule, class T> struct Update {
@@ -131,20 +110,6 @@ template <class Rule, class T> struct Update {
 };
 
 namespace detail {
-
-/// A rank's numbers while its work is enqueued.
-struct StepPlace {
-  StepNumbers* numbers = nullptr;  // in device memory, as the next four
-  void const* optimizer = nullptr;
-  GradientScale* scale = nullptr;
-  double* losses = nullptr;   // [microbatches] of the replica
-  double* scratch = nullptr;  // [kernels->scratch_size]
-  std::int64_t steps = 0;     // the host's copy of numbers->steps while the work is enqueued
-  ParameterKernels const* kernels = nullptr;
-  cudaError_t* refused = nullptr;  // the error of a call that CUDA refused after the step was
-                                   // decided
-  bool* loss_on_device = nullptr;
-};
 
 /// Makes a call on which a decided step depends; repeats it once if it is refused.
 template <class Call> void insist(Call call) noexcept {
@@ -188,6 +153,7 @@ template <class Run> struct LibraryKernels {
   static cudaError_t scale(double const* sums, std::size_t count, double clip_norm,
                            GradientScale* scale, cudaStream_t stream);
   static cudaError_t begin(GradientScale const* scale, StepNumbers* numbers, cudaStream_t stream);
+  static cudaError_t add_block(ElementType type, AddedBlock const& block, cudaStream_t stream);
   template <class Rule, class T>
   static cudaError_t update(Update<Rule, T> const& what, cudaStream_t stream);
 };
@@ -207,6 +173,7 @@ inline constexpr ParameterKernels parameter_kernels{
     &detail::LibraryKernels<detail::OnGpu>::begin,
     detail::LibraryKernels<detail::OnGpu>::most_parts,
     true,
+    &detail::LibraryKernels<detail::OnGpu>::add_block,
 };
 
 /// The library's kernels of optimizer::Sgd and optimizer::AdamW.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -15,7 +16,9 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/tensor.hpp>
+#include <stagger/cuda/gradient_kernels.hpp>
 #include <stagger/cuda/memory.hpp>
 
 namespace stagger::cuda {
@@ -83,11 +86,57 @@ template <class T = float> class Tensor : public stagger::detail::TensorShape {
                           cudaMemcpyDeviceToDevice, stream()),
           "copy rows of a tensor");
   }
+  // Its columns, the elements of a row: groups of ranks share layers by them.
+  static constexpr bool columns_on_stream = true;  ///< both functions below enqueue their work
+  [[nodiscard]] std::size_t columns() const noexcept { return row_size(); }
+  /// Resizes the tensor to a block's rows and columns; with the columns of `like`, to its shape.
+  /// Their contents are unspecified then.
+  /// @throws Error  as resize()
+  void resize_block(Tensor const& like, stagger::Block block) {
+    if (block.columns == like.columns())
+      resize_rows(like, block.rows);
+    else
+      resize({block.rows, block.columns});
+  }
+  /// Copies a block of another tensor to the row and column `at`, on the current stream.
+  /// @param first  the row and column at which it begins there
+  void copy_block(stagger::Block at, Tensor const& from, stagger::Block first,
+                  stagger::Block size) {
+    if (size.rows == 0 || size.columns == 0) return;
+    if (size.columns == columns() && size.columns == from.columns())
+      return copy_rows(at.rows, from, first.rows, size.rows);
+    check(cudaMemcpy2DAsync(at_block(at), columns() * sizeof(T), from.at_block(first),
+                            from.columns() * sizeof(T), size.columns * sizeof(T), size.rows,
+                            cudaMemcpyDeviceToDevice, stream()),
+          "copy columns of a tensor");
+  }
+  /// Adds it, element by element. Called by an engine, whose `Gpus::kernels` do it.
+  /// @throws Error  bad_configuration without ParameterKernels::add_block
+  void add_block(stagger::Block at, Tensor const& from, stagger::Block first, stagger::Block size)
+    requires std::same_as<T, float> || std::same_as<T, double>
+  {
+    auto const* const kernels =
+        detail::place.step == nullptr ? nullptr : detail::place.step->kernels;
+    if (kernels == nullptr || kernels->add_block == nullptr)
+      raise(Errc::bad_configuration,
+            "a group of ranks adds up columns of a cuda::Tensor, which needs a kernel; give "
+            "Gpus::kernels an add_block, as cuda::parameter_kernels have");
+    if (size.rows == 0 || size.columns == 0) return;
+    constexpr ElementType type = std::same_as<T, float> ? ElementType::f32 : ElementType::f64;
+    check(kernels->add_block(type,
+                             {at_block(at), from.at_block(first), columns(), from.columns(),
+                              size.rows, size.columns},
+                             stream()),
+          "add columns of a tensor");
+  }
 
   /// Memory held, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return capacity_ * sizeof(T); }
 
  private:
+  [[nodiscard]] T* at_block(stagger::Block at) const noexcept {
+    return data_ + at.rows * row_size() + at.columns;
+  }
   void swap(Tensor& other) noexcept {
     std::swap(pool_, other.pool_);
     std::swap(data_, other.data_);

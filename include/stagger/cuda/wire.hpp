@@ -12,6 +12,7 @@
 #include <stagger/cuda/tensor.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
+#include <stagger/model/split.hpp>
 
 namespace stagger::cuda {
 
@@ -109,8 +110,10 @@ template <class T> constexpr WireType make_wire_type() {
 /// The table for the outputs of all layers.
 template <class Types> struct WireTypes;
 template <template <class...> class List, class... L> struct WireTypes<List<L...>> {
-  static constexpr std::size_t count = sizeof...(L);
+  static constexpr std::size_t count = 2 * sizeof...(L);
   static constexpr WireType table[count] = {
+      make_wire_type<typename stagger::detail::Within<
+          typename stagger::detail::LayerTraits<L>::Layer>::type>()...,
       make_wire_type<typename stagger::detail::LayerTraits<L>::Layer::Output>()...};
 };
 

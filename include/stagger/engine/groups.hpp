@@ -262,6 +262,8 @@ struct GroupExchange {
     source.member = static_cast<std::size_t>(machine.run.program->cells[source.cell].member);
     source.blocks =
         blocks_of(*machine.run.cells[edge.from].back->ops, *machine.run.cells[edge.to].front->ops);
+    if (machine.model.memory != nullptr && source.blocks != nullptr && !source.blocks->on_stream)
+      refuse_host_columns(machine.run.cells[edge.to].front->number);
     if (use.part == TakenPart::all) return;
     auto const& cells = machine.run.program->cells;
     Cell const& holder = cells[cells[edge.from].columns.size() != 0 ? edge.from : edge.to];
@@ -281,18 +283,22 @@ struct GroupExchange {
   static void take(RowSource const& source, TakenBlocks& blocks, void* to, void const* from,
                    RowRange at, std::size_t first_row, std::size_t rows) {
     ColumnOps const& ops = *source.blocks;
-    std::size_t const has = ops.count(from);
+    void const* whole = from;
+    if (source.whole.first != nullptr)
+      whole = source.whole.first + (static_cast<std::byte const*>(from) - source.from.first);
+    std::size_t const has = ops.count(whole);
     if (source.has != 0 && has != source.has) refuse_columns(has, source.has);
     std::size_t const gets = source.gets != 0 ? source.gets : has;
     IndexRange const columns = source.columns(has);
     if (rows != 0)
-      ops.resize(to, from, {rows, gets});
+      ops.resize(to, whole, {rows, gets});
     else if (std::size_t const others = ops.count(to); others != gets)
       refuse_columns(gets, others);
     std::size_t const place = source.shares != 0 ? columns.first : source.at.first;
-    Block const first{first_row, columns.first};
-    blocks.add(ops, to, at, at.count() * source.member / source.members,
-               {from, first, place, columns.size(), source.adds});
+    bool const cut = whole != from && columns.size() != has;
+    Block const first{first_row, cut ? 0 : columns.first};
+    std::size_t const begin = ops.on_stream ? 0 : at.count() * source.member / source.members;
+    blocks.add(ops, to, at, begin, {from, first, place, columns.size(), source.adds});
   }
 
   /// Counts what an instruction takes from other members, as one message from each of them.
@@ -326,6 +332,12 @@ struct GroupExchange {
     return behind.split != nullptr ? behind.split->input : nullptr;
   }
 
+  [[noreturn]] [[gnu::cold]] static void refuse_host_columns(int layer) {
+    raise(Errc::bad_configuration, "the input of layer ", layer,
+          " has columns that the host copies, but kernels read it later; where stages enqueue, "
+          "groups need a cuda::Tensor, or a type that copies and adds its columns on "
+          "cuda::stream() and says static constexpr bool columns_on_stream = true");
+  }
   [[noreturn]] [[gnu::cold]] static void refuse_columns(std::size_t columns, std::size_t expected) {
     raise(Errc::mismatch, "a member of a group has ", counted(columns, "column"),
           " of a value, where ", expected,

@@ -35,6 +35,7 @@ struct RowSource {
   std::size_t maker = 0;     // the cell that makes the value
   Places from;               // the maker's slots
   bool only_common = false;  // whether the slots have only the rows that both ranks have
+  Places whole{};            // the maker's slots, where `from` lacks columns that are not taken
   // If members of a group have columns, or terms to add:
   ColumnOps const* blocks = nullptr;  // null: whole rows are taken
   bool adds = false;                  // adds to what was taken before

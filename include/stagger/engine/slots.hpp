@@ -70,6 +70,7 @@ struct ColumnOps {
   /// Makes a layer that joins the members' parts, and gives its functions.
   void* (*put_together)(PutShare const&);
   LayerOps const& (*put_together_ops)();
+  bool on_stream;  // copies and sums are enqueued with the work of the rank that runs
 };
 
 /// The functions that make, find and destroy the objects of one type.

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
@@ -74,6 +75,17 @@ concept DividedLayer = requires(L const& layer) {
   layer.divided().first;
   layer.divided().second;
 };
+
+namespace detail {
+/// The type of the value between the two layers by which groups replace a layer; for other layers,
+/// the type of the output.
+template <class L> struct Within {
+  using type = typename L::Output;
+};
+template <DividedLayer L> struct Within<L> {
+  using type = typename decltype(std::declval<L const&>().divided().first)::Output;
+};
+}  // namespace detail
 
 /// A layer that processes every feature independently, and so works on any columns of its input:
 /// `static constexpr bool element_wise = true;`. `Context::first_column()` is the number of the

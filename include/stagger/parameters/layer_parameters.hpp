@@ -211,11 +211,13 @@ class LayerMemory : public LayerShape {
   [[nodiscard]] std::array<std::span<std::byte>, 3> blocks() const noexcept {
     return {{values(), blocks_.states[0].span(), blocks_.states[1].span()}};
   }
-  /// The same as the host sees them: copies, where states are sharded.
-  /// @pre  they lie on the host
+  /// The same as the host sees them: copies, where states are sharded, or where they lie in another
+  /// memory.
   [[nodiscard]] std::array<std::span<std::byte>, 3> shown_blocks() const noexcept {
-    if (!shards_) return blocks();
-    return {{values(), shown_.blocks()[1].span(), shown_.blocks()[2].span()}};
+    if (!shards_ && memory() == nullptr) return blocks();
+    auto const* const copies = shown_.blocks();
+    return {
+        {memory() != nullptr ? copies[0].span() : values(), copies[1].span(), copies[2].span()}};
   }
   /// Version 0 of the values, in its own memory.
   [[nodiscard]] std::span<std::byte> values() const noexcept { return blocks_.values[0].span(); }

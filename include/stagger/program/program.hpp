@@ -430,6 +430,12 @@ struct Program {
   std::vector<int> peak_in_flight;  ///< [computing] (stage, microbatch) pairs whose F has run,
                                     ///< whose B or W has not
 
+  /// Whether some stage updates before all ranks have finished.
+  [[nodiscard]] bool updates_early() const noexcept {
+    bool early = !flushes;
+    for (Cell const& cell : cells) early = early || cell.alone;
+    return training && early;
+  }
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
   /// How many pushes it makes to a parameter server. @pre exchanges()
   [[nodiscard]] std::uint32_t pushes() const noexcept {

@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <stagger/engine/groups.hpp>
-#include <stagger/partition/layer_split.hpp>
 #include <stagger/program/lay_out.hpp>
 
 #include "cuda/replica_cases.hpp"
@@ -143,16 +141,6 @@ TEST_CASE("cuda/GroupSums: what cannot be run is refused in one sentence", "[cud
   policy.by = sg::collective::By::library;
   CHECK(has(words_of([&] { static_cast<void>(placed(on(4), policy, uneven(), clipping())); }),
             "take collective::By::slices, or mpi::Processes or nccl::Gpus for the device"));
-  auto const in_groups = [&](int group) {
-    return words_of([&] {
-      static_cast<void>(sg::Pipeline{layers_there()}.with(
-          sg::partition::LayerSplit{.group = group}, LossThere{},
-          sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()}, on(2),
-          sg::Options{.replicas = {2}}));
-    });
-  };
-  CHECK(in_groups(1).empty());
-  CHECK(has(in_groups(2), "this device cannot run groups of ranks that share layers"));
 }
 
 }  // namespace gpus_replicas_test

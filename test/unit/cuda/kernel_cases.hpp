@@ -117,6 +117,28 @@ template <class T> void check_gradients(std::size_t size) {
   CHECK(found[1] == 0);
 }
 
+/// A block of 3 rows is added to one of 5, whose other elements stay.
+template <class T> void check_block(std::size_t columns, std::size_t further) {
+  CAPTURE(columns, further, sizeof(T));
+  std::size_t const stride = columns + further;
+  auto sum = numbers<T>(5, 5 * stride);
+  auto const more = numbers<T>(6, 3 * (columns + 2 * further));
+  auto sum_there = on_device(sum);
+  auto const more_there = on_device(more);
+  sg::cuda::AddedBlock block;
+  block.sum = sum_there.data() + stride + further;
+  block.more = more_there.data() + further;
+  block.sum_stride = stride;
+  block.more_stride = columns + 2 * further;
+  block.rows = 3;
+  block.columns = columns;
+  require(sg::cuda::parameter_kernels.add_block(type_of<T>(), block, sg::cuda::stream()));
+  for (std::size_t r = 0; r < 3; ++r)
+    for (std::size_t c = 0; c < columns; ++c)
+      sum[(r + 1) * stride + further + c] += more[r * block.more_stride + further + c];
+  CHECK(on_host(sum_there) == sum);
+}
+
 inline void check_scale() {
   auto const sums = on_device(std::vector<double>{9, 16, 0, 144});
   for (double const clip : {12.0, 13.0, 6.5}) {
@@ -170,6 +192,10 @@ inline void check_all(double tolerance, std::size_t largest) {
   for (std::size_t const size : {std::size_t{1}, std::size_t{255}, std::size_t{2048}, largest}) {
     check_gradients<float>(size);
     check_gradients<double>(size);
+    for (std::size_t const further : {0, 3}) {
+      check_block<float>(size, further);
+      check_block<double>(size, further);
+    }
     for (bool const decays : {false, true}) {
       sg::optimizer::Sgd const sgd{.rate = 0.1, .momentum = 0.9, .weight_decay = 0.01};
       sg::optimizer::AdamW const adam{.rate = 1e-2, .weight_decay = 0.05};

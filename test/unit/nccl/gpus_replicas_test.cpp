@@ -10,6 +10,9 @@
 #include <string>
 #include <vector>
 
+#include <stagger/engine/groups.hpp>
+#include <stagger/partition/layer_split.hpp>
+
 #include "cuda/replica_cases.hpp"
 #include "processes.hpp"
 
@@ -176,6 +179,16 @@ TEST_CASE("nccl/GroupSums: what cannot be run is refused in one sentence", "[ncc
            words_of([&] { static_cast<void>(placed(gpus, by("single", 0), own, clipping())); });
   });
   CHECK(has(wrong[0], "ranks disagree on the shares of Options::replicas"));
+  auto const in_groups = [&](int group) {
+    return words_of([&] {
+      static_cast<void>(sg::Pipeline{layers_there()}.with(
+          sg::partition::LayerSplit{.group = group}, LossThere{},
+          sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()}, a_process(),
+          sg::Options{.replicas = {2}}));
+    });
+  };
+  CHECK(in_groups(1).empty());
+  CHECK(has(in_groups(2), "this device cannot run groups of ranks that share layers"));
 }
 
 TEST_CASE("nccl/Gpus: processes that group gradients otherwise are refused before they add any up",

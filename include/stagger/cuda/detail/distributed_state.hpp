@@ -28,6 +28,10 @@ struct DistributedState {
   [[nodiscard]] std::size_t after(std::size_t cell) const noexcept {
     return static_cast<std::size_t>(program().cells[cell].after);
   }
+  /// Whether the program updates a cell's stage before all ranks have finished.
+  [[nodiscard]] bool updates_early(std::size_t cell) const noexcept {
+    return program().training && (!program().flushes || program().cells[cell].alone);
+  }
   /// The cell of the first owner of the same stage, who adds up gradients and updates.
   [[nodiscard]] std::size_t first_owner(std::size_t cell) const noexcept {
     while (cell > 0 && program().cells[cell - 1].stage == program().cells[cell].stage) --cell;
@@ -46,9 +50,17 @@ struct DistributedState {
         drop(end_of_step.clear, [&](auto const* one) { return one == copy; });
         if (copy != nullptr) return copy->hold_states(parameters(l).stored());
         end_of_step.layers.push_back({l, {}});
-        for (std::size_t p = 0; p < machine.model.parameters[l].count(); ++p)
-          end_of_step.squares.push_back({l, p});
+        auto const count = machine.model.counted(l) ? machine.model.parameters[l].count() : 0;
+        for (std::size_t p = 0; p < count; ++p) end_of_step.squares.push_back({l, p});
       });
+  }
+  /// Members of a group have the same losses, of which those of the first one count.
+  /// @param losses  [replicas of the last stage][microbatches]
+  void leave_out_uncounted(double* losses) const noexcept {
+    auto const& parts = machine.options().replicas.parts();
+    for (std::size_t r = 0; machine.run.replica_run != nullptr && r < parts.size(); ++r)
+      for (int m = 0; !machine.run.replica_run->ranks[r].counts && m < program().microbatches; ++m)
+        losses[parts[r].replica * program().microbatches + m] = 0;
   }
   /// The update of an owner who is not the first.
   void update(std::size_t cell) const noexcept {
@@ -100,7 +112,7 @@ struct DistributedState {
       each_layer(c, [&](std::size_t l, GradientCopy* copy) {
         if (copy != nullptr) return copy->zero();
         machine.model.parameters[l].zero_gradients();
-        if (!program().flushes) machine.model.parameters[l].restore();
+        if (updates_early(c)) machine.model.parameters[l].restore();
       });
     }
   }

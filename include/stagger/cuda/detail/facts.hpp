@@ -62,6 +62,9 @@ struct GpusOptions {
        {Rule::update_by_kernel, Rule::sum_by_kernel, Rule::look_by_kernel, Rule::look_before_update,
         Rule::number_skipped, Rule::number_apart, Rule::clip_by_kernel})
     require_rule(rule, features);
+  if (looks && program.flushes && program.updates_early())
+    require_rule(Rule::sum_by_kernel, features | feature::two_owners,
+                 "layers that are updated in each pass");
 }
 
 /// @param together  whether other processes take the same steps

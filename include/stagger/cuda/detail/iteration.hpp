@@ -32,7 +32,7 @@ class Iteration {
     auto const up = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
     std::size_t const ranks = machine.program().ranks.size();
     optimizer_bytes_ = machine.model.optimizer.enqueued_bytes;
-    scales_ = up(sizeof(StepNumbers)) + up(optimizer_bytes_);
+    scales_ = 2 * up(sizeof(StepNumbers)) + up(optimizer_bytes_);
     losses_ = scales_ + ranks * sizeof(GradientScale);
     if (non_finite_.size() < ranks) {
       non_finite_.resize({ranks});
@@ -54,7 +54,7 @@ class Iteration {
     for (std::size_t r = 0; r < ranks; ++r) {
       StepPlace& of_rank = places_[r];
       of_rank.numbers = reinterpret_cast<StepNumbers*>(device_.data());
-      of_rank.optimizer = device_.data() + up(sizeof(StepNumbers));
+      of_rank.optimizer = device_.data() + 2 * up(sizeof(StepNumbers));
       of_rank.scale = reinterpret_cast<GradientScale*>(device_.data() + scales_) + r;
       of_rank.losses = reinterpret_cast<double*>(device_.data() + losses_);
       if (r < parts.size()) of_rank.losses += parts[r].replica * microbatches;
@@ -63,10 +63,14 @@ class Iteration {
       of_rank.refused = &refused_;
       of_rank.loss_on_device = &loss_on_device_;
     }
+    passes_ = places_;
+    for (StepPlace& of_rank : passes_) ++of_rank.numbers;
     loss_on_device_ = false;
   }
 
   [[nodiscard]] StepPlace const& place(std::size_t rank) const noexcept { return places_[rank]; }
+  /// The same for the updates of stages that count each pass of a step as a step.
+  [[nodiscard]] StepPlace const& pass(std::size_t rank) const noexcept { return passes_[rank]; }
 
   /// Writes the numbers that kernels of this iteration will read.
   /// @param steps  NonFiniteSteps
@@ -80,14 +84,19 @@ class Iteration {
     scale.processes = steps.looks() && machine.program().flushes ? processes_ : 0;
     scale.seen = seen_;
     std::byte* const to = host_.data() + slot * bytes_;
+    std::int64_t const passes = machine.program().flushes ? machine.program().microbatches : 1;
+    StepNumbers const of_passes{passes * numbers.steps, numbers.seed};
     std::memcpy(to, &numbers, sizeof numbers);
-    if (optimizer_bytes_ != 0) std::memcpy(to + 16, machine.optimizer(), optimizer_bytes_);
+    std::memcpy(to + sizeof numbers, &of_passes, sizeof of_passes);
+    if (optimizer_bytes_ != 0)
+      std::memcpy(to + 2 * sizeof numbers, machine.optimizer(), optimizer_bytes_);
     for (std::size_t r = 0; r < places_.size(); ++r) {
       if (steps.looks()) scale.memory = non_finite_.data() + r;
       std::memcpy(to + scales_ + r * sizeof scale, &scale, sizeof scale);
     }
     std::memset(to + losses_, 0, loss_count_ * sizeof(double));
     for (StepPlace& of_rank : places_) of_rank.steps = machine.steps();
+    for (StepPlace& of_rank : passes_) of_rank.steps = passes * machine.steps();
   }
   /// The same, and enqueues their copy to the device.
   /// @param rank  any on this GPU
@@ -137,6 +146,7 @@ class Iteration {
   Tensor<double> scratch_;              // [ranks] each with what a kernel needs
   Tensor<NonFiniteMemory> non_finite_;  // [ranks]
   std::vector<StepPlace> places_;       // [ranks]
+  std::vector<StepPlace> passes_;       // [ranks]
   cudaError_t refused_ = cudaSuccess;
   bool loss_on_device_ = false;
   int processes_ = 0;

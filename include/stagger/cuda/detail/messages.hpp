@@ -72,6 +72,18 @@ class RouteValues {
     auto const both = rows.common(rows_of(receiver, in));
     auto const& type = type_behind(route.cell);
     std::size_t const each = rows_for_each(type, value, rows.count());
+    stagger::detail::RowSource const& source = source_of(route);
+    if (each != 0 && source.blocks != nullptr) {
+      std::size_t const all = source.blocks->count(value);
+      IndexRange const columns = source.columns(all);
+      stagger::Block const size{both.count() * each, columns.size()};
+      if (size.columns != all) {
+        source.blocks->resize(own, value, size);
+        source.blocks->copy(own, {}, value, {(both.first - rows.first) * each, columns.first},
+                            size);
+        return own;
+      }
+    }
     if (both.count() == rows.count() || each == 0) return value;
     take_rows(type, own, value, rows, both, each);
     return own;
@@ -123,6 +135,14 @@ class RouteValues {
     return *state_.machine.run.cells[cell].layers.back().ops->output;
   }
 
+  /// The source that takes what arrives over a route of rows.
+  [[nodiscard]] stagger::detail::RowSource& source_of(Route const& route) const {
+    auto const [sender, receiver] = ends_of(route);
+    auto& sources = state_.machine.run.replica_run->sources(route.forward);
+    std::size_t s = 0;
+    while (sources[s].cell != receiver || sources[s].maker != sender) ++s;
+    return sources[s];
+  }
   /// Gives each end of a route slots of its own.
   [[gnu::cold]] void part(Route const& route) {
     auto& run = state_.machine.run;
@@ -136,10 +156,10 @@ class RouteValues {
       return;
     }
     own.taken.provide(type, route.slots);
-    auto const [sender, receiver] = ends_of(route);
-    for (auto& source : route.forward ? run.replica_run->inputs : run.replica_run->gradients)
-      if (source.cell == receiver && source.maker == sender)
-        source = {receiver, sender, places(own.taken, type), true};
+    stagger::detail::RowSource& source = source_of(route);
+    source.whole = source.from;
+    source.from = places(own.taken, type);
+    source.only_common = true;
   }
 
   DistributedState state_;

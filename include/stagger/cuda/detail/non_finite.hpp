@@ -116,8 +116,9 @@ class NonFiniteSteps {
   }
   [[nodiscard]] [[gnu::cold]] std::string words(std::int64_t found) const {
     auto const& program = machine_.program();
-    std::string what = "a gradient is not finite in one of the minibatches";
-    if (program.flushes) {
+    std::string what = program.flushes ? "a gradient is not finite in one of the passes"
+                                       : "a gradient is not finite in one of the minibatches";
+    if (!program.updates_early()) {
       auto const& layers = machine_.model.parameters;
       std::size_t l = 0;
       auto number = static_cast<std::size_t>(found - 1);

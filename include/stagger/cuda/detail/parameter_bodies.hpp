@@ -41,6 +41,22 @@ template <class T> struct AddTo {
   }
 };
 
+/// sum[r][c] += more[r][c].
+template <class T> struct AddBlockTo {
+  AddedBlock block;
+  template <class Team>
+  STAGGER_ON_GPU void operator()(Team const& team, std::size_t number, std::size_t teams) const {
+    auto* const sum = static_cast<T*>(block.sum);
+    auto const* const more = static_cast<T const*>(block.more);
+    auto const own = share_of(team, number, teams);
+    for (std::size_t i = own.first; i < block.rows * block.columns; i += own.stride) {
+      std::size_t const r = i / block.columns;
+      std::size_t const c = i % block.columns;
+      sum[r * block.sum_stride + c] += more[r * block.more_stride + c];
+    }
+  }
+};
+
 /// sums[team] = the sum of the squares of its share.
 template <class T> struct SumSquares {
   T const* from;
@@ -186,6 +202,16 @@ cudaError_t LibraryKernels<Run>::add(ElementType type, void* sum, void const* mo
   return with_elements(type, more, [=]<class T>(T const* from) {
     return Run::teams(stream, teams_for(size, most_parts),
                       AddTo<T>{static_cast<T*>(sum), from, size});
+  });
+}
+template <class Run>
+cudaError_t LibraryKernels<Run>::add_block(ElementType type, AddedBlock const& block,
+                                           cudaStream_t stream) {
+  std::size_t const size = block.rows * block.columns;
+  bool const contiguous = block.sum_stride == block.columns && block.more_stride == block.columns;
+  if (contiguous) return add(type, block.sum, block.more, size, stream);
+  return with_elements(type, block.more, [=]<class T>(T const*) {
+    return Run::teams(stream, teams_for(size, most_parts), AddBlockTo<T>{block});
   });
 }
 template <class Run>

@@ -68,10 +68,11 @@ struct Routes {
       if (program.training) add_route(program, c, after, false, program.cells[c].dy_slots);
     }
     for (std::size_t k = 0; k < program.row_edges.size(); ++k) {
-      auto const from = program.row_edges[k].from;
-      auto const to = program.row_edges[k].to;
-      add_route(program, from, to, true, program.cells[from].y_slots, k);
-      if (program.training) add_route(program, from, to, false, program.cells[to].dx_slots, k);
+      RowEdge const& edge = program.row_edges[k];
+      if (edge.forward.used)
+        add_route(program, edge.from, edge.to, true, program.cells[edge.from].y_slots, k);
+      if (program.training && edge.backward.used)
+        add_route(program, edge.from, edge.to, false, program.cells[edge.to].dx_slots, k);
     }
     if (program.training && program.flushes && program.groups.empty()) add_owners(program);
     find_last_uses(program);

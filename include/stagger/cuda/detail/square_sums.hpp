@@ -35,9 +35,17 @@ class SquareSums {
   /// Finds which GPU has which sums. Called once it is known which rank updates which layers.
   [[gnu::cold]] void load() {
     DistributedState const state{streams_.machine()};
+    std::size_t const count = machine().model.parameter_count();
+    sums_ = count + 1;
+    in_passes_ = state.program().flushes && state.program().updates_early();
     for (std::size_t g = 0; g < gpus().size(); ++g) {
       gpus().select(g);
-      gpus()[g].sums.resize({streams_.machine().model.parameter_count() + 1});
+      auto& sums = gpus()[g].sums;
+      sums.resize({sums_ + (in_passes_ ? count : 0)});
+      if (machine().model.grouped == nullptr) continue;
+      check(cudaMemset(sums.data(), 0, sums.size() * sizeof(double)),  // nobody counts copies
+            "clear sums of squares");
+      check(cudaStreamSynchronize(nullptr), "wait for the GPU");
     }
     own_.clear();
     std::size_t first = 0;  // parameters are numbered in layer order, and so are cells
@@ -51,13 +59,15 @@ class SquareSums {
     });
   }
 
-  /// Clears the sums if they are added up between processes.
-  void clear() const {
-    if (gpus().processes() == nullptr) return;
-    auto& gpu = gpus()[0];
-    check(cudaMemsetAsync(gpu.sums.data(), 0, gpu.sums.size() * sizeof(double),
-                          gpu.main_stream.get()),
-          "clear sums of squares");
+  /// Clears the sums if they are added up between processes, or over the passes of a step.
+  void clear() {
+    if (gpus().processes() == nullptr && !in_passes_) return;
+    for (std::size_t g = 0; g < gpus().size(); ++g) {
+      streams_.use(g);
+      check(cudaMemsetAsync(gpus()[g].sums.data(), 0, sums_ * sizeof(double),
+                            gpus()[g].main_stream.get()),
+            "clear sums of squares");
+    }
   }
 
   /// Gives all GPUs all sums, once the enqueued work of their ranks is done; ranks then wait for
@@ -66,7 +76,7 @@ class SquareSums {
     if (gpus().size() == 1 && gpus().processes() == nullptr) return;
     streams_.join();
     if (gpus().processes() != nullptr) {
-      gpus().processes()->all_reduce(std::span(gpus()[0].sums.data(), gpus()[0].sums.size()));
+      gpus().processes()->all_reduce(std::span(gpus()[0].sums.data(), sums_));
     } else {
       for (std::size_t g = 1; g < gpus().size(); ++g) {
         streams_.record(gpus()[g].main_stream, streams_.event(g, streams_.numbers().start()));
@@ -87,19 +97,26 @@ class SquareSums {
     streams_.use(streams_.gpu_of(rank));
     find_scale(rank, 0, machine().model.parameter_count());
   }
-  /// Likewise with the gradients of a stage that it updates alone.
+  /// Likewise with the gradients of a stage that it updates alone. In the passes of a step their sums
+  /// are added up for the end of the step, so that all ranks learn there of a pass that has failed.
   void find_scale(std::size_t rank, Instruction const& update) const {
     auto& model = machine().model;
     IndexRange const layers = model.layers_of(update.stage);
-    std::size_t const first = model.parameters_before(layers.first);
+    std::size_t const before = model.parameters_before(layers.first);
+    std::size_t const first = before + (in_passes_ ? sums_ : 0);
+    double* const sums = gpus()[streams_.gpu_of(rank)].sums.data();
     std::size_t end = first;
     for (std::size_t const l : layers) {
       auto& layer = model.parameters[l];
-      for (std::size_t p = 0; p < layer.count(); ++p)
-        layer.sum_squares(p, gpus()[streams_.gpu_of(rank)].sums.data() + end);
+      for (std::size_t p = 0; p < layer.count(); ++p) layer.sum_squares(p, sums + end);
       end += layer.count();
     }
-    if (end != first) find_scale(rank, first, end - first);
+    if (end == first) return;
+    find_scale(rank, first, end - first);
+    if (in_passes_)
+      check(kernels_->add(ElementType::f64, sums + before, sums + first, end - first,
+                          streams_.compute(rank).get()),
+            "add sums of squares");
   }
   /// What the ranks of this process have found in an iteration that is done:
   /// GradientScale::not_finite.
@@ -157,6 +174,8 @@ class SquareSums {
   ParameterKernels const* kernels_;
   NonFiniteSteps const& non_finite_;
   List<Run> own_;
+  std::size_t sums_ = 0;    // of parameters, and GradientScale::seen
+  bool in_passes_ = false;  // some stages update in each pass of a step
 };
 
 }  // namespace stagger::cuda::detail

@@ -272,6 +272,12 @@ class Streams {
     auto const& gpu = (*gpus_)[gpu_[rank]];
     return {stream.get(), &gpu.pool, &gpu.iteration.place(rank)};
   }
+  /// The same for an instruction, which may be the update of a stage alone.
+  [[nodiscard]] Place place_of(std::size_t rank, Instruction const& in) const noexcept {
+    Place here = place_of(rank);
+    if (in.op == Op::apply) here.step = &(*gpus_)[gpu_[rank]].iteration.pass(rank);
+    return here;
+  }
   /// Shared, since a device may still use them when this object is destroyed.
   [[nodiscard]] std::shared_ptr<std::vector<Stream>> const& streams() const noexcept {
     return streams_;

@@ -56,7 +56,7 @@ struct GroupParameters {
   /// the next step.
   [[gnu::cold]] static void append_states(ModelState& model, std::vector<ParameterState>& states,
                                           bool own) {
-    write_back(model);
+    if (model.memory == nullptr) write_back(model);  // otherwise the machine has taken all back
     std::size_t pieces = 0;
     for (Whole const& of : model.grouped->wholes)
       if (of.split) pieces += model.parameters[of.first].count();
@@ -95,7 +95,7 @@ struct GroupParameters {
 
   [[gnu::cold]] static void put_back(ModelState& model) {
     write_back(model);
-    model.shown_wholes = {};
+    if (model.memory == nullptr) model.shown_wholes = {};  // of a device, copies stay
   }
 
   [[gnu::cold]] static List<ParameterShape> shapes(ModelState const& model) {

@@ -304,7 +304,7 @@ template <class Device> class SessionOn final : public MachineSession {
   TicketPlace* enqueue(Request const& request, stagger::stop_token stop,
                        Metrics& metrics) override {
     if constexpr (runs_ahead)
-      if (request.program->flushes && backend_.runs_ahead()) {
+      if (!request.program->updates_early() && backend_.runs_ahead()) {
         take(Use::step);
         Release const release{this};
         load(request.program);

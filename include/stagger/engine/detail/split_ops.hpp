@@ -74,7 +74,7 @@ template <class T>
 inline constexpr ColumnOps column_ops{&ColumnFunctions<T>::count, &ColumnFunctions<T>::resize,
                                       &ColumnFunctions<T>::copy,  &ColumnFunctions<T>::take,
                                       &ColumnFunctions<T>::bytes, &ColumnFunctions<T>::put_together,
-                                      &ops_of<PutTogether<T>>};
+                                      &ops_of<PutTogether<T>>,    Columns<T>::on_stream};
 
 /// The functions of a splittable or element-wise layer.
 struct SplitOps {

@@ -33,6 +33,7 @@ using stagger::detail::RowSplitter;
 using stagger::detail::slot_type;
 using stagger::detail::SlotType;
 using stagger::detail::StageRun;
+using stagger::detail::Within;
 
 /// The functions that send values of one type; null if these cannot be sent.
 struct PortType {
@@ -53,15 +54,6 @@ template <class T> constexpr PortType make_port_type() {
   }
   return port;
 }
-
-/// The type of the value between the two layers by which groups replace a layer; for other layers,
-/// the type of the output.
-template <class L> struct Within {
-  using type = typename L::Output;
-};
-template <DividedLayer L> struct Within<L> {
-  using type = typename decltype(std::declval<L const&>().divided().first)::Output;
-};
 
 /// The types of the inputs and outputs of all layers.
 template <class Types> struct PortTypes;
