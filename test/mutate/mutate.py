@@ -62,6 +62,9 @@ class Mutant:
             fail(f"{self.where}: '{self.title}' names no line of a header")
         if not any("MUTANT" in text for text in new) and self.equivalent is None:
             fail(f"{self.where}: '{self.title}' has no line with + that contains MUTANT")
+        signs = "".join(sign for sign, _ in self.lines)
+        if "-" in signs and " +" in signs:
+            fail(f"{self.where}: '{self.title}' puts a line behind context, not where it takes one away")
         self.id = zlib.crc32("\n".join(sign + text for sign, text in self.lines).encode())
         self.name = f"{self.id:08x}"
 
