@@ -1,20 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Six policies of your own: schedule, staleness, partitioner, placement, optimizer and loss.
+// Six policies of your own: schedule, staleness, partitioner, placement, optimizer and loss; and an
+// observer that logs the norm of each layer's gradients.
 // Nothing is registered anywhere: `with` tells them apart by their tags and takes them in any
 // order.
 //
 // Build:  g++ -std=c++20 -O2 -I include examples/14_own_policies.cpp -pthread -o own
 // expect: steps: loss 0\.[0-9]+ -> 0\.00
+// expect: step 300: gradient norms [0-9.e-]+ and [0-9.e-]+
 // expect: stream: loss 0\.[0-9]+ -> 0\.00
+#include <array>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
+#include <memory>
 #include <tuple>
 #include <vector>
 
 #include <stagger/schedule/pipe_dream.hpp>
 #include <stagger/stagger.hpp>
+#include <stagger/train/observe.hpp>
 namespace sg = stagger;
 
 // 1F1B if there are more microbatches than ranks, otherwise GPipe, which is as fast then.
@@ -107,6 +114,27 @@ struct Neuron {  // y = tanh(a x), one number
   auto parameters() { return std::tie(a); }
 };
 
+// Logs the norms of two layers' gradients, every 100th step.
+class GradientNorms final : public sg::StepObserver {
+ public:
+  void begin_step(sg::ObservedStep const&) override {
+    for (auto& sum : squares_) sum = 0;
+  }
+  void gradient(sg::ParameterGradient const& of) override {  // perhaps on several threads at once
+    double sum = 0;
+    for (float const g : of.values<float>()) sum += double{g} * double{g};
+    squares_.at(static_cast<std::size_t>(of.layer)) += sum;
+  }
+  void end_step(sg::ObservedStep const& step, std::exception_ptr const& why) noexcept override {
+    if (why || !step.training || step.number % 100 != 0) return;
+    std::printf("step %d: gradient norms %.1e and %.1e\n", static_cast<int>(step.number),
+                std::sqrt(squares_[0].load()), std::sqrt(squares_[1].load()));
+  }
+
+ private:
+  std::array<std::atomic<double>, 2> squares_{};  // [layers] of the current step
+};
+
 int main() {
   sg::Batch<float, float> batch;
   for (int i = 0; i < 400; ++i) {
@@ -117,7 +145,8 @@ int main() {
   sg::Sequential const model{Neuron{}, Neuron{}};
 
   auto steps = sg::Pipeline{model}.with(WhereItPays{}, FirstAlone{}, RoundRobin{}, Huber{},
-                                        SignDescent{.rate = 0.01}, sg::host::Threads{2});
+                                        SignDescent{.rate = 0.01}, sg::host::Threads{2},
+                                        sg::Observe{std::make_shared<GradientNorms>()});
   double const before = sg::run(steps.step(batch)).loss;
   double after = 0;
   for (int s = 0; s < 300; ++s) after = sg::run(steps.step(batch)).loss;

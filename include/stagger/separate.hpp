@@ -31,11 +31,11 @@ template void detail::LayerParameters::update(optimizer::AdamW const&,
 template void detail::LayerParameters::update(optimizer::Sgd const&,
                                               detail::UpdateStep const&) noexcept;
 
-template detail::MakeExchange detail::make_exchange<detail::LocalExchange>;
-template detail::MakeExchange detail::make_exchange<detail::OverlappedExchange>;
-template detail::MakeExchange detail::make_exchange<detail::StepExchange>;
-template detail::GradientGroupOps const* detail::functions_for_groups<detail::WithServer>();
-template detail::MakeExchange detail::make_exchange<detail::StreamExchange>;
+template detail::MakePart detail::exchange_policy<detail::LocalExchange>;
+template detail::MakePart detail::exchange_policy<detail::OverlappedExchange>;
+template detail::MakePart detail::exchange_policy<detail::StepExchange>;
+template detail::MakePart detail::gradient_group_policy<detail::WithServer>;
+template detail::MakePart detail::exchange_policy<detail::StreamExchange>;
 
 template struct detail::MachineFacts<detail::Machine>;
 template detail::VersionPasses const* detail::version_passes<StalenessModel>() noexcept;

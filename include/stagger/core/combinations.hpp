@@ -256,6 +256,11 @@ enum class Verdict : std::uint8_t {
        " made a table without a backward action, which cannot train; evaluate and predict with "   \
        "it, or train with a schedule such as 1f1b",                                                \
        "There is no gradient.")                                                                    \
+  RULE(observed_device, law, observes | own_memory, none, "an observer",                           \
+       " is told of gradients on the host, which this device keeps in memory of its own; leave "   \
+       "Observe out, or use host::Threads",                                                        \
+       "The host has enqueued the update before the device has computed the gradients, so that "   \
+       "it would have to wait for the device in every step.")                                      \
   RULE(recompute_on_device, not_built, checks_recompute | own_memory, none,                        \
        "Options::check_recompute",                                                                 \
        " compares outputs in the memory of the host, but this device has memory of its own; "      \

@@ -69,6 +69,7 @@ namespace stagger::detail {
   FEATURE(skips, "NonFinite::skip")                                                        \
   FEATURE(recomputes, "Options::recompute")                                                \
   FEATURE(checks_recompute, "Options::check_recompute")                                    \
+  FEATURE(observes, "Observe")                                                             \
   FEATURE(records, "Options::record")                                                      \
   FEATURE(shapes_change, "Gpus::shapes_change")                                            \
   FEATURE(trains, "training")                                                              \

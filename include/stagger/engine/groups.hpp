@@ -17,7 +17,7 @@
 #include <stagger/engine/detail/split_ops.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/partition/split_plan.hpp>
@@ -26,10 +26,31 @@
 
 namespace stagger::detail {
 
-struct GroupedModel : Grouped {
+struct GroupedModel final : Grouped {
   Sections divided;
   StalenessModel each_pass;
   partition::SplitChain chain;  // without parameters
+
+  [[nodiscard]] schedule::Table table(schedule::Table const&, Replicas const&) const override;
+  [[nodiscard]] Sections const& sections() const noexcept override { return divided; }
+  [[nodiscard]] ConnectSections* connects() const noexcept override { return &connect_sections; }
+  void require_pieces(ModelState const& model) const override {
+    GroupParameters::require_pieces(model);
+  }
+  void describe(Machine const&, RowEdge const&, bool forward, RowSource&) const override;
+  void take(RowSource const&, TakenBlocks&, void* to, void const* from, RowRange at,
+            std::size_t first_row, std::size_t rows) const override;
+  void each_message(Machine const&, Instruction const&, void* self,
+                    void (*visit)(void* self, int rank, std::uint64_t bytes)) const override;
+  void append_states(ModelState& model, std::vector<ParameterState>& states,
+                     bool own) const override {
+    GroupParameters::append_states(model, states, own);
+  }
+  void put_back(ModelState& model) const override { GroupParameters::put_back(model); }
+  [[nodiscard]] List<ParameterShape> shapes(ModelState const& model) const override {
+    return GroupParameters::shapes(model);
+  }
+  void add_row(List<schedule::Span> const&, schedule::Timeline&) const override;
 };
 
 [[nodiscard]] [[gnu::cold]] inline partition::LayerFeatures features_of_layer(Layer const& layer) {
@@ -49,9 +70,7 @@ struct GroupedModel : Grouped {
 class GroupDivision {
  public:
   GroupDivision(Setup const& setup, List<Layer>& layers)
-      : setup_(setup), layers_(layers), model_(std::make_shared<GroupedModel>()) {
-    model_->ops = setup.groups.ops;
-  }
+      : setup_(setup), layers_(layers), model_(std::make_shared<GroupedModel>()) {}
 
   /// @return  without stages if no layer is shared; the layers are then as they were
   [[gnu::cold]] std::shared_ptr<Grouped const> make() {
@@ -251,175 +270,163 @@ class GroupDivision {
   int table_stage_ = 0;
 };
 
-/// The exchange of values between the members of a group.
-struct GroupExchange {
-  [[gnu::cold]] static void describe(Machine const& machine, RowEdge const& edge, bool forward,
-                                     RowSource& source) {
-    RowUse const& use = edge.use(forward);
-    source.adds = use.adds;
-    int const members = static_cast<GroupedModel const&>(*machine.model.grouped).divided.members;
-    source.members = static_cast<std::size_t>(members);
-    source.member = static_cast<std::size_t>(machine.run.program->cells[source.cell].member);
-    source.blocks =
-        blocks_of(*machine.run.cells[edge.from].back->ops, *machine.run.cells[edge.to].front->ops);
-    if (machine.model.memory != nullptr && source.blocks != nullptr && !source.blocks->on_stream)
-      refuse_host_columns(machine.run.cells[edge.to].front->number);
-    if (use.part == TakenPart::all) return;
-    auto const& cells = machine.run.program->cells;
-    Cell const& holder = cells[cells[edge.from].columns.size() != 0 ? edge.from : edge.to];
-    if (use.part == TakenPart::kept) {
-      source.share = holder.member;
-      source.shares = members;
-      return;
-    }
-    bool const puts = use.part == TakenPart::put;
-    IndexRange const all{0, holder.columns.size()};
-    source.of = puts ? all : holder.columns;
-    source.at = puts ? holder.columns : all;
-    source.has = puts ? all.size() : holder.features;
-    source.gets = puts ? holder.features : all.size();
-  }
+/// The functions that copy blocks of the value between two layers.
+[[nodiscard]] inline ColumnOps const* blocks_of(LayerOps const& before, LayerOps const& behind) {
+  if (before.split != nullptr) return before.split->output;
+  return behind.split != nullptr ? behind.split->input : nullptr;
+}
 
-  static void take(RowSource const& source, TakenBlocks& blocks, void* to, void const* from,
-                   RowRange at, std::size_t first_row, std::size_t rows) {
-    ColumnOps const& ops = *source.blocks;
-    void const* whole = from;
-    if (source.whole.first != nullptr)
-      whole = source.whole.first + (static_cast<std::byte const*>(from) - source.from.first);
-    std::size_t const has = ops.count(whole);
-    if (source.has != 0 && has != source.has) refuse_columns(has, source.has);
-    std::size_t const gets = source.gets != 0 ? source.gets : has;
-    IndexRange const columns = source.columns(has);
-    if (rows != 0)
-      ops.resize(to, whole, {rows, gets});
-    else if (std::size_t const others = ops.count(to); others != gets)
-      refuse_columns(gets, others);
-    std::size_t const place = source.shares != 0 ? columns.first : source.at.first;
-    bool const cut = whole != from && columns.size() != has;
-    Block const first{first_row, cut ? 0 : columns.first};
-    std::size_t const begin = ops.on_stream ? 0 : at.count() * source.member / source.members;
-    blocks.add(ops, to, at, begin, {from, first, place, columns.size(), source.adds});
-  }
+[[noreturn]] [[gnu::cold]] inline void refuse_host_columns(int layer) {
+  raise(Errc::bad_configuration, "the input of layer ", layer,
+        " has columns that the host copies, but kernels read it later; where stages enqueue, "
+        "groups need a cuda::Tensor, or a type that copies and adds its columns on "
+        "cuda::stream() and says static constexpr bool columns_on_stream = true");
+}
+[[noreturn]] [[gnu::cold]] inline void refuse_columns(std::size_t columns, std::size_t expected) {
+  raise(Errc::mismatch, "a member of a group has ", counted(columns, "column"),
+        " of a value, where ", expected,
+        " were expected; let part() of the layers take and give what features_of() says");
+}
 
-  /// Counts what an instruction takes from other members, as one message from each of them.
-  static void each_message(Machine const& machine, Instruction const& in, void* self,
-                           void (*visit)(void* self, int rank, std::uint64_t bytes)) {
-    ReplicaRun const& run = *machine.run.replica_run;
-    Program const& program = *machine.run.program;
-    bool const forward = is_forward(in.op);
-    auto const& stage_at = machine.model.grouped->stage_at;
-    Cell const& taker = program.cells[in.cell];
-    for (RowSource const& source : run.sources(forward)) {
-      Cell const& maker = program.cells[source.maker];
-      if (source.cell != in.cell || maker.rank == taker.rank || source.blocks == nullptr ||
-          stage_at[maker.depth] != stage_at[taker.depth])
-        continue;
-      RowRange const theirs = run.cells[source.maker].rows[in.microbatch];
-      RowRange const both = theirs.common(run.cells[in.cell].rows[in.microbatch]);
-      void const* const from = source.from[forward ? in.y : in.dx];
-      SlotType const& type = machine.run.cells[in.cell].taken(forward);
-      std::size_t const columns = source.columns(source.blocks->count(from)).size();
-      visit(self, maker.rank,
-            source.blocks->bytes(
-                from, {both.count() * rows_for_each(type, from, theirs.count()), columns}));
-    }
+[[gnu::cold]] inline void GroupedModel::describe(Machine const& machine, RowEdge const& edge,
+                                                 bool forward, RowSource& source) const {
+  RowUse const& use = edge.use(forward);
+  source.adds = use.adds;
+  int const members = divided.members;
+  source.members = static_cast<std::size_t>(members);
+  source.member = static_cast<std::size_t>(machine.run.program->cells[source.cell].member);
+  source.blocks =
+      blocks_of(*machine.run.cells[edge.from].back->ops, *machine.run.cells[edge.to].front->ops);
+  if (machine.model.memory != nullptr && source.blocks != nullptr && !source.blocks->on_stream)
+    refuse_host_columns(machine.run.cells[edge.to].front->number);
+  if (use.part == TakenPart::all) return;
+  auto const& cells = machine.run.program->cells;
+  Cell const& holder = cells[cells[edge.from].columns.size() != 0 ? edge.from : edge.to];
+  if (use.part == TakenPart::kept) {
+    source.share = holder.member;
+    source.shares = members;
+    return;
   }
+  bool const puts = use.part == TakenPart::put;
+  IndexRange const all{0, holder.columns.size()};
+  source.of = puts ? all : holder.columns;
+  source.at = puts ? holder.columns : all;
+  source.has = puts ? all.size() : holder.features;
+  source.gets = puts ? holder.features : all.size();
+}
 
- private:
-  /// The functions that copy blocks of the value between two layers.
-  static ColumnOps const* blocks_of(LayerOps const& before, LayerOps const& behind) {
-    if (before.split != nullptr) return before.split->output;
-    return behind.split != nullptr ? behind.split->input : nullptr;
-  }
+inline void GroupedModel::take(RowSource const& source, TakenBlocks& blocks, void* to,
+                               void const* from, RowRange at, std::size_t first_row,
+                               std::size_t rows) const {
+  ColumnOps const& ops = *source.blocks;
+  void const* whole = from;
+  if (source.whole.first != nullptr)
+    whole = source.whole.first + (static_cast<std::byte const*>(from) - source.from.first);
+  std::size_t const has = ops.count(whole);
+  if (source.has != 0 && has != source.has) refuse_columns(has, source.has);
+  std::size_t const gets = source.gets != 0 ? source.gets : has;
+  IndexRange const columns = source.columns(has);
+  if (rows != 0)
+    ops.resize(to, whole, {rows, gets});
+  else if (std::size_t const others = ops.count(to); others != gets)
+    refuse_columns(gets, others);
+  std::size_t const place = source.shares != 0 ? columns.first : source.at.first;
+  bool const cut = whole != from && columns.size() != has;
+  Block const first{first_row, cut ? 0 : columns.first};
+  std::size_t const begin = ops.on_stream ? 0 : at.count() * source.member / source.members;
+  blocks.add(ops, to, at, begin, {from, first, place, columns.size(), source.adds});
+}
 
-  [[noreturn]] [[gnu::cold]] static void refuse_host_columns(int layer) {
-    raise(Errc::bad_configuration, "the input of layer ", layer,
-          " has columns that the host copies, but kernels read it later; where stages enqueue, "
-          "groups need a cuda::Tensor, or a type that copies and adds its columns on "
-          "cuda::stream() and says static constexpr bool columns_on_stream = true");
+/// Counts what an instruction takes from other members, as one message from each of them.
+inline void GroupedModel::each_message(Machine const& machine, Instruction const& in, void* self,
+                                       void (*visit)(void* self, int rank,
+                                                     std::uint64_t bytes)) const {
+  ReplicaRun const& run = *machine.run.replica_run;
+  Program const& program = *machine.run.program;
+  bool const forward = is_forward(in.op);
+  Cell const& taker = program.cells[in.cell];
+  for (RowSource const& source : run.sources(forward)) {
+    Cell const& maker = program.cells[source.maker];
+    if (source.cell != in.cell || maker.rank == taker.rank || source.blocks == nullptr ||
+        stage_at[maker.depth] != stage_at[taker.depth])
+      continue;
+    RowRange const theirs = run.cells[source.maker].rows[in.microbatch];
+    RowRange const both = theirs.common(run.cells[in.cell].rows[in.microbatch]);
+    void const* const from = source.from[forward ? in.y : in.dx];
+    SlotType const& type = machine.run.cells[in.cell].taken(forward);
+    std::size_t const columns = source.columns(source.blocks->count(from)).size();
+    visit(self, maker.rank,
+          source.blocks->bytes(
+              from, {both.count() * rows_for_each(type, from, theirs.count()), columns}));
   }
-  [[noreturn]] [[gnu::cold]] static void refuse_columns(std::size_t columns, std::size_t expected) {
-    raise(Errc::mismatch, "a member of a group has ", counted(columns, "column"),
-          " of a value, where ", expected,
-          " were expected; let part() of the layers take and give what features_of() says");
-  }
-};
+}
 
-struct GroupTables {
-  /// @throws Error  bad_configuration for positions that cannot form groups
-  [[gnu::cold]] static schedule::Table table(Grouped const& grouped, schedule::Table const& table,
-                                             Replicas const& replicas) {
-    Sections const& sections = static_cast<GroupedModel const&>(grouped).divided;
-    FixedArray<int> holder(table.stages);  // position + 1
-    for (int p = 0; p < table.ranks(); ++p)
-      for (auto const& action : table.row(p))
-        for (Section const& section : sections.chain) {
-          if (!section.grouped || section.table_stage != action.stage) continue;
-          int const ranks = replicas.empty() ? 1 : replicas.counts()[p];
-          if (ranks % sections.members != 0)
-            raise(Errc::bad_configuration, "position ", p, " of the schedule has ",
-                  counted(ranks, "rank"), ", which cannot form groups of ", sections.members,
-                  " for the layers of stage ", action.stage, "; give it a multiple of ",
-                  sections.members, ", or LayerSplit another group");
-          int& first = holder[action.stage];
-          if (first == 0) first = p + 1;
-          if (grouped.updates != nullptr && (ranks != sections.members || first != p + 1))
-            raise(
-                Errc::bad_configuration, "stage ", action.stage, " has ",
-                first != p + 1 ? 2 : ranks / sections.members, " groups of ", sections.members,
+[[gnu::cold]] inline schedule::Table GroupedModel::table(schedule::Table const& table,
+                                                         Replicas const& replicas) const {
+  FixedArray<int> holder(table.stages);  // position + 1
+  for (int p = 0; p < table.ranks(); ++p)
+    for (auto const& action : table.row(p))
+      for (Section const& section : divided.chain) {
+        if (!section.grouped || section.table_stage != action.stage) continue;
+        int const ranks = replicas.empty() ? 1 : replicas.counts()[p];
+        if (ranks % divided.members != 0)
+          raise(Errc::bad_configuration, "position ", p, " of the schedule has ",
+                counted(ranks, "rank"), ", which cannot form groups of ", divided.members,
+                " for the layers of stage ", action.stage, "; give it a multiple of ",
+                divided.members, ", or LayerSplit another group");
+        int& first = holder[action.stage];
+        if (first == 0) first = p + 1;
+        if (updates != nullptr && (ranks != divided.members || first != p + 1))
+          raise(Errc::bad_configuration, "stage ", action.stage, " has ",
+                first != p + 1 ? 2 : ranks / divided.members, " groups of ", divided.members,
                 " with gradients to add up, which those updated in each pass do not wait for; let "
                 "one position of ",
-                counted(sections.members, "rank"), " run it, or use Update::accumulate");
-        }
-    return table_of_sections(table, replicas, sections);
-  }
-
-  /// The spans of one action become one, which then contains the exchanges between them, and later
-  /// recomputations within a backward.
-  [[gnu::cold]] static void add_row(Grouped const& grouped, List<schedule::Span> const& spans,
-                                    schedule::Timeline& timeline) {
-    timeline.begin_row();
-    for (schedule::Span span : spans) {
-      span.action.stage = grouped.table_stage[span.action.stage];
-      if (timeline.spans.size() > timeline.row_begin.back() &&
-          continues(timeline.spans.back(), span)) {
-        schedule::Span& joined = timeline.spans.back();
-        joined.exchange_s += span.start_s - joined.end_s;
-        joined.end_s = span.end_s;
-      } else {
-        timeline.add(span);
+                counted(divided.members, "rank"), " run it, or use Update::accumulate");
       }
+  return table_of_sections(table, replicas, divided);
+}
+
+/// True for a span of the same action, and for a forward run again within a backward.
+[[nodiscard]] inline bool continues(schedule::Span const& joined, schedule::Span const& next) {
+  if (!schedule::is_compute(next.action.kind)) return false;
+  if (joined.action == next.action && joined.repeated == next.repeated) return true;
+  return next.repeated && schedule::gives_input_gradient(joined.action.kind) &&
+         joined.action.stage == next.action.stage &&
+         joined.action.microbatch == next.action.microbatch;
+}
+
+/// The spans of one action become one, which then contains the exchanges between them, and later
+/// recomputations within a backward.
+[[gnu::cold]] inline void GroupedModel::add_row(List<schedule::Span> const& spans,
+                                                schedule::Timeline& timeline) const {
+  timeline.begin_row();
+  for (schedule::Span span : spans) {
+    span.action.stage = table_stage[span.action.stage];
+    if (timeline.spans.size() > timeline.row_begin.back() &&
+        continues(timeline.spans.back(), span)) {
+      schedule::Span& joined = timeline.spans.back();
+      joined.exchange_s += span.start_s - joined.end_s;
+      joined.end_s = span.end_s;
+    } else {
+      timeline.add(span);
     }
   }
+}
 
-  /// True for a span of the same action, and for a forward run again within a backward.
-  static bool continues(schedule::Span const& joined, schedule::Span const& next) {
-    if (!schedule::is_compute(next.action.kind)) return false;
-    if (joined.action == next.action && joined.repeated == next.repeated) return true;
-    return next.repeated && schedule::gives_input_gradient(joined.action.kind) &&
-           joined.action.stage == next.action.stage &&
-           joined.action.microbatch == next.action.microbatch;
+/// What adds groups to a pipeline.
+class GroupPolicy final : public PolicyPart {
+ public:
+  [[gnu::cold]] void divide(Setup& setup, List<Layer>& layers) const override {
+    if (!setup.features.has(feature::layer_split)) return;
+    setup.division = GroupDivision(setup, layers).make();
+    if (setup.division->table_stages != 0) setup.grouped = setup.division.get();
   }
 };
 
-inline constexpr GroupOps group_ops{
-    [](Setup const& setup, List<Layer>& layers) { return GroupDivision(setup, layers).make(); },
-    &GroupTables::table,
-    [](Grouped const& grouped) -> Sections const& {
-      return static_cast<GroupedModel const&>(grouped).divided;
-    },
-    &connect_sections,
-    &GroupParameters::require_pieces,
-    &GroupExchange::describe,
-    &GroupExchange::take,
-    &GroupExchange::each_message,
-    &GroupParameters::append_states,
-    &GroupParameters::put_back,
-    &GroupParameters::shapes,
-    &GroupTables::add_row};
-
 template <> struct GroupTable<WithGroups> {
-  static constexpr GroupOps const* ops = &group_ops;
+  static void extend(std::vector<std::shared_ptr<PolicyPart const>>& parts) {
+    parts.push_back(std::make_shared<GroupPolicy>());
+  }
 };
 
 }  // namespace stagger::detail

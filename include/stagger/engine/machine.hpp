@@ -16,14 +16,14 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/exchange/exchange_ops.hpp>
+#include <stagger/engine/detail/exchange_part.hpp>
 #include <stagger/engine/detail/execution.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
+#include <stagger/engine/detail/step_part.hpp>
 #include <stagger/engine/detail/traffic_counts.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/step_status.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/program/program.hpp>
@@ -58,8 +58,13 @@ class Machine : public StepStatus {
 
   Machine(Machine const&) = delete;
   Machine& operator=(Machine const&) = delete;
-  [[gnu::cold]] [[gnu::noinline]] ~Machine() {
-    if (run.replica_run != nullptr) model.options.replicas.ops()->destroy(run.replica_run);
+  [[gnu::cold]] [[gnu::noinline]] ~Machine() = default;
+
+  /// Adds what the machine does in a step beside the actions of the table.
+  template <class Part> [[gnu::cold]] Part& add(std::unique_ptr<Part> part) {
+    Part& added = *part;
+    parts_.push_back(std::move(part));
+    return added;
   }
 
   [[nodiscard]] int stages() const noexcept { return static_cast<int>(model.stages()); }
@@ -105,18 +110,16 @@ class Machine : public StepStatus {
   [[gnu::cold]] void load(Program const& program) {
     traffic.measure();  // while the slots are those of the previous program
     run.load(model, program);
-    if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->load(*this);
-    if (group_ops() != nullptr) group_ops()->load(*this);
-    if (exchange_ != nullptr) exchange_->load(*this);
-    traffic.load(program, run.cells, model, run.replica_run);
+    traffic.load(program, run.cells, model);
+    for (auto const& part : parts_) part->load(*this);
   }
 
   [[nodiscard]] Program const& program() const noexcept { return *run.program; }
   /// The arguments of the step; a rank may have others.
   [[nodiscard]] StepArguments const& arguments() const noexcept { return run.arguments; }
-  /// Joins the rows that replicas predicted, after all other work of the step.
-  void join_outputs() {
-    if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->join_outputs(*this);
+  /// Called after the work of a step by a back end with its own memory for parameters.
+  void settle_parts() {
+    for (std::size_t p = parts_.size(); p-- > 0;) parts_[p]->settle(*this);
   }
   [[nodiscard]] FixedArray<RankState>& ranks() noexcept { return run.ranks; }
   [[nodiscard]] FixedArray<RankState> const& ranks() const noexcept { return run.ranks; }
@@ -146,11 +149,14 @@ class Machine : public StepStatus {
           model.steps, model.options.seed, run.program->training,
           run.program->flushes ? 0 : run.program->microbatches / run.program->updates);
     }
-    if (group_ops() != nullptr) group_ops()->begin_step(*this);
-    if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->begin_step(*this);
-    if (exchange_ == nullptr || !run.program->exchanges()) return;
-    outside_.clear(*run.program);
-    exchange_->begin(*this);
+    if (run.program->exchanges()) outside_.clear(*run.program);
+    std::size_t begun = 0;
+    try {
+      for (; begun < parts_.size(); ++begun) parts_[begun]->begin_step(*this);
+    } catch (...) {
+      end_parts(begun, std::current_exception());
+      throw;
+    }
   }
 
   /// Ends a step on the calling thread.
@@ -160,43 +166,55 @@ class Machine : public StepStatus {
     if (failed()) {
       run.find_failure(failure());
       if (model.memory == nullptr) undo();
-      if (exchange_ != nullptr) exchange_->end_step(*this, failure());
+      end_parts(parts_.size(), failure());
       rethrow();
     }
     traffic.end_step(model.memory != nullptr);
-    if (exchange_ != nullptr) exchange_->end_step(*this, nullptr);
+    end_parts(parts_.size(), nullptr);
     if (run.program->training) {
       if (model.options.non_finite == NonFinite::skip && StepEnd{model, run}.skips())
         run.skipped = 1;  // a back end with its own memory for parameters says so itself
       model.steps += run.program->updates - run.skipped;
     }
-    if (group_ops() != nullptr) group_ops()->end_step(*this);
-    if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->end_step(*this);
+    if (model.memory == nullptr) settle_parts();
   }
 
   /// Carries out an instruction that is not an action of the table: the end of a step, an update or
   /// exchange of one stage, or what replicas do.
-  [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
-    if (in.op == Op::apply)
+  [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in,
+                                     Clock const& clock = {}) {
+    if (in.op == Op::apply) {
       StepEnd{model, run}.require_finite(model.layers_of(in.stage), rank.number, &in);
+      gradients_complete(model.layers_of(in.stage));
+    }
     if (in.op == Op::finish)
       StepEnd{model, run}.finish(rank.number);
     else if (in.op == Op::update)
       update(rank);
-    else if (exchange_ != nullptr &&
-             (exchanges(in.op) || (in.op == Op::apply && !run.program->flushes)))
-      execute_exchange(rank, in, clock);
-    else if (in.op == Op::apply)
-      model.apply(in, run.program->flushes ? run.program->microbatches : 1);
-    else if (has_group(in.op))
-      group_ops()->execute(*this, rank, in, clock);
-    else if (gathers(in.op))
-      model.options.replicas.ops()->gather(*this, rank, in);
+    else {
+      for (auto const& part : parts_)
+        if (part->execute(*this, rank, in, clock)) return;
+      if (in.op == Op::apply) model.apply(in, run.program->flushes ? run.program->microbatches : 1);
+    }
   }
 
-  /// Sets the exchange with a parameter server.
-  void set_exchange(std::unique_ptr<Exchange> made) noexcept { exchange_ = std::move(made); }
-  [[nodiscard]] Exchange* exchange() const noexcept { return exchange_.get(); }
+  /// The exchange with a parameter server, one of the parts; null: there is none.
+  void set_exchange(Exchange* exchange) noexcept { exchange_ = exchange; }
+  [[nodiscard]] Exchange* exchange() const noexcept { return exchange_; }
+  /// From now on parts are told of gradients.
+  void tell_gradients() noexcept { tells_gradients_ = true; }
+  /// Tells parts of the gradients of layers.
+  void gradients_complete(IndexRange layers, ByteRange range = {}) {
+    for (std::size_t l = layers.first; tells_gradients_ && l < layers.last; ++l)
+      for (auto const& part : parts_)
+        if (model.counted(l)) part->gradients(model.parameters[l], range);
+  }
+  /// Removes all parts, which may call the back end.
+  [[gnu::cold]] void remove_parts() noexcept {
+    exchange_ = nullptr;
+    groups_ = nullptr;
+    while (!parts_.empty()) parts_.pop_back();
+  }
   /// Says which ranks of the loaded program this process runs. @param ranks  [ranks]
   void runs(bool const* ranks) {
     if (exchange_ != nullptr) exchange_->runs(ranks);
@@ -213,15 +231,10 @@ class Machine : public StepStatus {
     layer.clear_added();
   }
 
-  /// The functions for gradient groups; null if there are none.
-  [[nodiscard]] GradientGroupOps const* group_ops() const noexcept {
-    auto const* const replicas = model.options.replicas.ops();
-    return replicas != nullptr ? replicas->groups : run.grouping.ops;
-  }
-  /// The gradient groups that are added up, or pushed, while backward runs; null if there are none.
-  [[nodiscard]] [[gnu::cold]] List<GradientGroup> const* groups() {
-    return group_ops() == nullptr ? nullptr : group_ops()->groups(*this);
-  }
+  /// The part for gradient groups, which are added up, or pushed, while backward runs; null: there
+  /// are none.
+  void set_gradient_groups(GradientGroupPart* groups) noexcept { groups_ = groups; }
+  [[nodiscard]] GradientGroupPart* gradient_groups() const noexcept { return groups_; }
   /// Byte `offset` of an owner's gradients of layer `i` of a stage. If they arrive from another
   /// process, only the part that is added up here has memory.
   template <std::integral I>
@@ -244,9 +257,7 @@ class Machine : public StepStatus {
       memory.optimizer_state += layer.state_bytes();
     }
     run.add_memory(memory);
-    if (exchange_ != nullptr) memory.parameters += exchange_->bytes();
-    if (run.replica_run != nullptr)
-      memory.activations += model.options.replicas.ops()->bytes(*run.replica_run);
+    for (auto const& part : parts_) part->add_memory(memory);
     return memory;
   }
 
@@ -260,19 +271,17 @@ class Machine : public StepStatus {
   [[nodiscard]] bool restores() const noexcept {
     return exchange_ == nullptr || run.program->flushes;
   }
-  // Cold, so that g++ does not devirtualise calls of `Exchange` and inline them.
-  [[gnu::cold]] [[gnu::noinline]] void execute_exchange(RankState& rank, Instruction const& in,
-                                                        Clock clock) {
-    bool const record = rank.record && clock.read != nullptr && exchanges(in.op);
-    double const start_s = record ? clock() : 0;
-    bool const crosses = exchange_->execute(*this, in);
-    if (record && crosses) rank.spans.push_back({action_of(in), start_s, clock(), false});
+  /// @param count  parts that have begun the step
+  [[gnu::cold]] void end_parts(std::size_t count, std::exception_ptr const& why) {
+    for (std::size_t p = count; p-- > 0;) parts_[p]->end_step(*this, why);
   }
 
   [[gnu::cold]] void update(RankState& rank) {
     StepEnd const end{model, run};
     bool const skips = end.skips();  // throws before anything is updated or pushed
     if (exchange_ == nullptr) {      // otherwise the first holders of stages push the sums
+      for (auto const& own : run.end_of_step[rank.number].layers)
+        if (!skips) gradients_complete({own.layer, own.layer + 1}, own.range);
       if (model.shards ? failed() : !commit()) return;  // a sharded update can still be undone
       end.update(rank.number, skips);
     }
@@ -280,7 +289,10 @@ class Machine : public StepStatus {
   }
 
   OutsideSignals outside_;
-  std::unique_ptr<Exchange> exchange_;  // null: no parameter server
+  std::vector<std::unique_ptr<StepPart>> parts_;  // each may use those before it
+  Exchange* exchange_ = nullptr;                  // null: no parameter server
+  GradientGroupPart* groups_ = nullptr;           // null: none
+  bool tells_gradients_ = false;
 };
 
 /// In the push of a step: the factor that scales the worker's gradients down to Options::clip_norm,

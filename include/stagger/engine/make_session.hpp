@@ -54,8 +54,7 @@ namespace stagger::detail {
       .with(feature::late, staleness.late != nullptr)
       .with(feature::pushes_no_changes, staleness.pushes != staleness::Pushes::changes)
       .with(feature::adds_in_turn, staleness.adds == staleness::Adds::in_turn)
-      .with(feature::layer_split,
-            setup.groups.ops != nullptr && (setup.groups.members != 1 || setup.groups.each_pass))
+      .with(feature::layer_split, setup.groups.members != 1 || setup.groups.each_pass)
       .with(feature::replicas, !options.replicas.empty())
       .with(feature::all_replicated, all_replicated)
       .with(feature::shards, setup.grouping.shard_optimizer)
@@ -84,12 +83,14 @@ template <class Device>
   int const positions = stages / setup.schedule.chunks;
   auto const& replicas = options.replicas;
   setup.features = policy_features(setup) | device_features(Device::traits);
+  for (auto const& part : setup.parts) setup.features = setup.features | part->features();
   if constexpr (Device::traits.holds_own_stages)
     if (setup.server.link != nullptr)
       setup.features =
           setup.features.with(feature::reaches_processes, setup.server.link->span(device.places()));
   require_combination(setup.features);
-  if (!replicas.empty()) replicas.ops()->require(replicas, positions);
+  if (!replicas.empty()) setup.parts.insert(setup.parts.begin(), replicas.part());
+  for (auto const& part : setup.parts) part->require(setup, positions);
   int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
   int const offered = device.places();
   int const places = std::min(offered, ranks);
@@ -110,10 +111,7 @@ template <class Device>
     raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
           " s would end every step; use a positive time");
   require_clip_norm(options);
-  if (setup.features.has(feature::layer_split)) {
-    setup.division = setup.groups.ops->divide(setup, layers);
-    if (setup.division->table_stages != 0) setup.grouped = setup.division.get();
-  }
+  for (auto const& part : setup.parts) part->divide(setup, layers);
   if constexpr (Device::traits.shares_time)
     if (setup.server.link != nullptr)
       setup.server.link = Device::Backend::carry(device, setup.server.link);

@@ -12,7 +12,7 @@
 #include <stagger/engine/detail/gradient_groups.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/program/dataflow.hpp>
 
 namespace stagger {
@@ -66,7 +66,7 @@ struct ReplicaChecks {
   [[gnu::cold]] static void require_rows(Machine const& machine, schedule::Table const& table,
                                          bool target_has_rows) {
     if (auto const* const grouped = machine.model.grouped; grouped != nullptr) {
-      static_cast<void>(grouped->ops->table(*grouped, table, machine.model.options.replicas));
+      static_cast<void>(grouped->table(table, machine.model.options.replicas));
       return;  // exchanges between sections are only known once a program is laid out
     }
     if (table.stages != machine.stages()) return;
@@ -86,14 +86,15 @@ struct ReplicaChecks {
 };
 
 /// The work of replicated stages' ranks in a step: which rows each takes, and from which ranks.
-struct Replication : ReplicaChecks {
+class Replication final : public StepPart, ReplicaChecks {
+ public:
   using Part = Replicas::Part;
 
-  [[gnu::cold]] static void load(Machine& machine) {
+  [[gnu::cold]] void load(Machine& machine) override {
     Program const& program = *machine.run.program;
     auto const& parts = machine.model.options.replicas.parts();
-    if (machine.run.replica_run == nullptr) machine.run.replica_run = new ReplicaRun();
-    ReplicaRun& run = *machine.run.replica_run;
+    machine.run.replica_run = &run_;
+    ReplicaRun& run = run_;
     if (run.ranks.size() != parts.size()) run.ranks = FixedArray<ReplicaRank>(parts.size());
     if (run.cells.size() != program.cells.size())
       run.cells = FixedArray<CellRows>(program.cells.size());
@@ -118,12 +119,13 @@ struct Replication : ReplicaChecks {
           run.sources(forward).push_back(
               {c, edge.maker(forward), forward ? maker.back->y : maker.dx});
           if (auto const* const grouped = machine.model.grouped; grouped != nullptr)
-            grouped->ops->describe(machine, edge, forward, run.sources(forward).back());
+            grouped->describe(machine, edge, forward, run.sources(forward).back());
         }
       run.cells[c].rows.resize(static_cast<std::size_t>(program.microbatches));
       run.cells[c].first_rows.resize(run.cells[c].rows.size());
       set_first_rows(machine, c);
     }
+    machine.traffic.find_rows(program, machine.run.cells, run);
   }
 
   /// Tells the context of a cell's rank which rows its layers work on.
@@ -140,8 +142,8 @@ struct Replication : ReplicaChecks {
     machine.run.ranks[rank].context.set_layer_offsets(offsets.data());
   }
 
-  [[gnu::cold]] static void begin_step(Machine& machine) {
-    ReplicaRun& run = *machine.run.replica_run;
+  [[gnu::cold]] void begin_step(Machine& machine) override {
+    ReplicaRun& run = run_;
     if (!machine.model.options.replicas.share_rows()) return;
     auto const& parts = machine.model.options.replicas.parts();
     StepArguments const& asked = machine.run.arguments;
@@ -194,14 +196,10 @@ struct Replication : ReplicaChecks {
     }
   }
 
-  [[gnu::cold]] static void end_step(Machine& machine) {
-    if (machine.model.memory == nullptr) join_outputs(machine);
-  }
-
   /// Joins the rows that the replicas predicted.
-  [[gnu::cold]] static void join_outputs(Machine& machine) {
+  [[gnu::cold]] void settle(Machine& machine) override {
     if (machine.run.arguments.outputs.first == nullptr) return;
-    ReplicaRun& run = *machine.run.replica_run;
+    ReplicaRun& run = run_;
     Program const& program = *machine.run.program;
     SlotType const& type = *machine.model.layers[machine.model.layers.size() - 1].ops().output;
     for (std::size_t m = 0; std::cmp_less(m, program.microbatches); ++m) {
@@ -227,10 +225,9 @@ struct Replication : ReplicaChecks {
   }
 
   /// Memory of the rows of targets and outputs, in bytes.
-  [[gnu::cold]] static std::uint64_t bytes(ReplicaRun const& run) {
-    std::uint64_t sum = 0;
-    for (ReplicaRank const& own : run.ranks) sum += own.target.bytes() + own.outputs.bytes();
-    return sum;
+  [[gnu::cold]] void add_memory(Memory& memory) const override {
+    for (ReplicaRank const& own : run_.ranks)
+      memory.activations += own.target.bytes() + own.outputs.bytes();
   }
 
   /// Whether a rank's cell of the last stage processes a microbatch.
@@ -241,6 +238,13 @@ struct Replication : ReplicaChecks {
     return false;
   }
 
+  bool execute(Machine& machine, RankState& rank, Instruction const& in, Clock const&) override {
+    if (!gathers(in.op)) return false;
+    gather(machine, rank, in);
+    return true;
+  }
+
+ private:
   /// Gathers the rows that a rank takes from others, or from the caller.
   static void gather(Machine& machine, RankState& rank, Instruction const& in) {
     ReplicaRun& run = *machine.run.replica_run;
@@ -276,7 +280,7 @@ struct Replication : ReplicaChecks {
       RowRange const at{(both.first - rows.first) * each, (both.last - rows.first) * each};
       std::size_t const first_row = (both.first - theirs.first) * each;
       if (source.blocks != nullptr) {
-        machine.model.grouped->ops->take(source, blocks, to, from, at, first_row, all_rows);
+        machine.model.grouped->take(source, blocks, to, from, at, first_row, all_rows);
         continue;
       }
       if (all_rows != 0) type.resize_rows(to, from, all_rows);
@@ -314,25 +318,30 @@ struct Replication : ReplicaChecks {
           " of the model's input; with replicas, every value that is split must have as many "
           "rows as the input, or the same multiple of it");
   }
+
+  ReplicaRun run_;
 };
 
-inline constexpr ReplicaOps replica_ops{
-    &gradient_group_ops,
-    &Replication::load,
-    &Replication::begin_step,
-    &Replication::end_step,
-    &Replication::join_outputs,
-    &Replication::gather,
-    [](TrafficCounts& traffic, Program const& program, FixedArray<StageRun> const& cells) {
-      traffic.find_rows(program, cells);
-    },
-    [](ReplicaRun* run) noexcept { delete run; },
-    &Replication::bytes,
-    &ReplicaChecks::require_rows,
-    &ReplicaChecks::require};
+/// What adds replicas, and the gradient groups by which their gradients are added up, to a
+/// pipeline.
+class ReplicaPolicy final : public GradientGroupPolicy {
+ public:
+  void require(Setup const& setup, int positions) const override {
+    ReplicaChecks::require(setup.options.replicas, positions);
+  }
+  void extend(Machine& machine, Setup const& setup) const override {
+    machine.add(std::make_unique<Replication>());
+    GradientGroupPolicy::extend(machine, setup);
+  }
+  void require_table(Machine const& machine, schedule::Table const& table,
+                     Setup const& setup) const override {
+    if (setup.options.replicas.share_rows())
+      ReplicaChecks::require_rows(machine, table, setup.target_rows);
+  }
+};
 
 template <> struct ReplicaTable<WithReplicas> {
-  static constexpr ReplicaOps const* ops = &replica_ops;
+  static std::shared_ptr<PolicyPart const> make() { return std::make_shared<ReplicaPolicy>(); }
 };
 
 }  // namespace detail

@@ -70,16 +70,30 @@ class Steps {
 namespace detail {
 
 #ifdef STAGGER_SEPARATE_COMPILATION
-extern template MakeExchange make_exchange<LocalExchange>;
-extern template MakeExchange make_exchange<OverlappedExchange>;
-extern template MakeExchange make_exchange<StepExchange>;
-extern template MakeExchange make_exchange<StreamExchange>;
-extern template GradientGroupOps const* functions_for_groups<WithServer>();
+class LocalExchange;
+class OverlappedExchange;
+class StepExchange;
+class StreamExchange;
+template <class Made> std::shared_ptr<PolicyPart const> exchange_policy();
+template <class> std::shared_ptr<PolicyPart const> gradient_group_policy();
+extern template MakePart exchange_policy<LocalExchange>;
+extern template MakePart exchange_policy<OverlappedExchange>;
+extern template MakePart exchange_policy<StepExchange>;
+extern template MakePart exchange_policy<StreamExchange>;
+extern template MakePart gradient_group_policy<WithServer>;
 #endif
 
 template <> struct ExchangeTable<WithServer> {
-  template <class Made> static constexpr auto make = &make_exchange<Made>;
-  template <class T> static GradientGroupOps const* groups() { return functions_for_groups<T>(); }
+  /// @tparam groups  whether gradients are pushed in groups
+  template <class Staleness, bool groups>
+  static void extend(std::vector<std::shared_ptr<PolicyPart const>>& parts) {
+    using Stepping = std::conditional_t<sends_late<Staleness>, OverlappedExchange, StepExchange>;
+    using Exchanges =
+        std::conditional_t<AveragingPolicy<Staleness>, LocalExchange,
+                           std::conditional_t<Staleness::synchronous, Stepping, StreamExchange>>;
+    if constexpr (groups) parts.push_back(gradient_group_policy<WithServer>());
+    parts.push_back(exchange_policy<Exchanges>());
+  }
 };
 
 /// The pipelines that run together, and the progress of each.

@@ -19,9 +19,10 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/policy_numbers.hpp>
 #include <stagger/core/shape.hpp>
-#include <stagger/engine/detail/exchange/exchange_ops.hpp>
+#include <stagger/engine/detail/gradient_group_part.hpp>
+#include <stagger/engine/detail/grouped.hpp>
+#include <stagger/engine/detail/step_part.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/replica_ops.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
 #include <stagger/parameters/parameter_link.hpp>
@@ -57,57 +58,36 @@ struct PlacementCall {
   std::vector<int> (*place)(void const* placement, int ranks, int places) = nullptr;
 };
 
-/// @param kept  keeps what the staleness model and the optimizer point into
-using MakeExchange = std::unique_ptr<Exchange>(std::shared_ptr<ParameterLink> const&, Machine&,
-                                               StalenessModel const&,
-                                               std::shared_ptr<void const> const& kept);
-
 /// The pipeline's parameter server, and how it is used; none: the pipeline trains alone.
 struct ServerChoice {
   std::shared_ptr<ParameterLink> link{};
-  MakeExchange* make = nullptr;  // make_exchange
-  bool pushes_groups = false;    // each gradient group while the last backward still runs
+  bool pushes_groups = false;  // each gradient group while the last backward still runs
 };
 
-class LocalExchange;
-class OverlappedExchange;
-class StepExchange;
-class StreamExchange;
-/// For `ServerChoice`, by address. `engine/detail/exchange/server_exchange.hpp` defines it.
-template <class Made>
-std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
-                                        Machine& machine, StalenessModel const& staleness,
-                                        std::shared_ptr<void const> const& kept);
-
-/// The engine's functions for gradient groups. `engine/detail/gradient_groups.hpp` defines it.
-template <class Tag> GradientGroupOps const* functions_for_groups();
-
-/// Tag of the engine's functions for parameter servers, which only programs with one compile:
+/// Tag of the engine's parts for parameter servers, which only programs with one compile:
 /// <stagger/engine/run_together.hpp> has the definition for this tag.
 struct WithServer {};
 template <class Tag> struct ExchangeTable {
   static_assert(!std::is_same_v<Tag, WithServer>,
                 "stagger: workers of a parameter server need one more header: include "
                 "<stagger/engine/run_together.hpp>");
-  template <class> static constexpr std::nullptr_t make = nullptr;
-  template <class> static GradientGroupOps const* groups() { return nullptr; }
+  template <class, bool> static void extend(std::vector<std::shared_ptr<PolicyPart const>>&) {}
 };
 
-/// Tag of the engine's functions for groups, likewise: <stagger/engine/groups.hpp> has the
+/// Tag of the engine's part for groups, likewise: <stagger/engine/groups.hpp> has the
 /// definition for this tag.
 struct WithGroups {};
 template <class Tag> struct GroupTable {
   static_assert(!std::is_same_v<Tag, WithGroups>,
                 "stagger: layers that groups of ranks share need one more header: include "
                 "<stagger/engine/groups.hpp>");
-  static constexpr GroupOps const* ops = nullptr;
+  static void extend(std::vector<std::shared_ptr<PolicyPart const>>&) {}
 };
 
 /// @tparam P  partition::LayerSplit
-template <class P, class Tag = std::conditional_t<sizeof(P) != 0, WithGroups, void>>
-[[nodiscard]] GroupChoice group_choice(P const& policy) {
+template <class P> [[nodiscard]] GroupChoice group_choice(P const& policy) {
   auto const rules = policy.rules();
-  return {GroupTable<Tag>::ops, rules.group, rules.threshold, rules.pairs,
+  return {rules.group, rules.threshold, rules.pairs,
           policy.update == decltype(policy.update)::each_pass};
 }
 
@@ -122,6 +102,8 @@ struct Setup {
   GroupingChoice grouping{};
   ServerChoice server{};
   GroupChoice groups{};
+  /// What policies add, in the order of their parts in a machine.
+  std::vector<std::shared_ptr<PolicyPart const>> parts{};
   Features features{};                        // of these and the device; made by make_session
   std::shared_ptr<Grouped const> division{};  // among groups; null: none was asked for
   Grouped const* grouped = nullptr;           // the same if any layer is shared

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <type_traits>
 
 #include <stagger/core/list.hpp>
@@ -13,16 +14,17 @@
 namespace stagger {
 
 namespace detail {
-struct ReplicaOps;
+class PolicyPart;
+using MakePart = std::shared_ptr<PolicyPart const>();
 
-/// Tag of the engine's functions for replicas. They take long to compile, so only programs with
-/// replicas include their definition, <stagger/engine/replicas.hpp>.
+/// Tag of the engine's part for replicas. It takes long to compile, so only programs with
+/// replicas include its definition, <stagger/engine/replicas.hpp>.
 struct WithReplicas {};
 template <class Tag> struct ReplicaTable {
   static_assert(!std::is_same_v<Tag, WithReplicas>,
                 "stagger: stages with replicas need one more header: include "
                 "<stagger/engine/replicas.hpp>");
-  static constexpr ReplicaOps const* ops = nullptr;
+  static constexpr MakePart* make = nullptr;
 };
 }  // namespace detail
 
@@ -49,14 +51,14 @@ class Replicas {
 
   Replicas() = default;
   template <class Tag = detail::WithReplicas>
-  Replicas(std::initializer_list<Shares> positions) : ops_(detail::ReplicaTable<Tag>::ops) {
+  Replicas(std::initializer_list<Shares> positions) : make_part_(detail::ReplicaTable<Tag>::make) {
     for (Shares const& shares : positions) append(shares);
   }
   /// [positions] The ranks of each position.
   template <class Tag = detail::WithReplicas>
   [[nodiscard]] static Replicas even(int const* counts, std::size_t positions) {
     Replicas replicas;
-    replicas.ops_ = detail::ReplicaTable<Tag>::ops;
+    replicas.make_part_ = detail::ReplicaTable<Tag>::make;
     for (std::size_t p = 0; p < positions; ++p) replicas.append(counts[p]);
     return replicas;
   }
@@ -78,8 +80,8 @@ class Replicas {
   [[nodiscard]] std::size_t positions() const noexcept { return counts_.size(); }
   [[nodiscard]] List<int> const& counts() const noexcept { return counts_; }  ///< [positions]
   [[nodiscard]] List<Part> const& parts() const noexcept { return parts_; }   ///< [ranks]
-  /// For engines: their functions for replicas; null without replicas.
-  [[nodiscard]] detail::ReplicaOps const* ops() const noexcept { return ops_; }
+  /// For engines: makes their part for replicas. @pre !empty()
+  [[nodiscard]] std::shared_ptr<detail::PolicyPart const> part() const { return make_part_(); }
 
  private:
   void append(Shares const& shares) {
@@ -103,7 +105,7 @@ class Replicas {
 
   List<int> counts_;
   List<Part> parts_;
-  detail::ReplicaOps const* ops_ = nullptr;
+  detail::MakePart* make_part_ = nullptr;
 };
 
 }  // namespace stagger

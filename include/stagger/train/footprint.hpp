@@ -14,7 +14,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/model/context.hpp>
 #include <stagger/parameters/layer_shape.hpp>
 #include <stagger/program/program.hpp>

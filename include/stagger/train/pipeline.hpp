@@ -53,6 +53,10 @@ template <class Layers, class Target, class Device> [[nodiscard]] Device with_ty
   return device;
 }
 
+template <class P> [[gnu::cold]] void add_part(Setup& setup, P const& policy) {
+  if constexpr (fills<P, PartTag>) setup.parts.push_back(policy.part());
+}
+
 /// Adds the cut in front of the layers [first, last), or in front of each of them.
 [[gnu::cold]] [[gnu::noinline]] inline void add_cuts(std::vector<int>& cuts, std::size_t first,
                                                      std::size_t last, bool each) {
@@ -143,8 +147,11 @@ template <class... Stage> class Pipeline {
                                               Pick<OptimizerTag, Optimizer, P...>::from(policy...),
                                               Pick<LossTag, Loss, P...>::from(policy...)});
       Setup setup{.cuts = cuts, .options = options};
-      if constexpr (requires { partitioner.rules().group; })
+      if constexpr (requires { partitioner.rules().group; }) {
+        using Tag = std::conditional_t<sizeof(partitioner) != 0, WithGroups, void>;
         setup.groups = group_choice(partitioner);
+        GroupTable<Tag>::extend(setup.parts);
+      }
       if constexpr (requires { kept->schedule.facts(); })
         require_flush(kept->schedule, Staleness::synchronous);
       setup.schedule = schedule_call(kept->schedule);
@@ -156,17 +163,11 @@ template <class... Stage> class Pipeline {
       auto const collective = Pick<CollectiveTag, Collective, P...>::from(policy...);
       if constexpr (SumPolicy<Collective> && !std::same_as<Collective, DefaultCollective>)
         setup.grouping = grouping_of(collective);
+      if constexpr (count_of<PartTag, P...> != 0) (add_part(setup, policy), ...);
       if constexpr (ServerPolicy<Collective>) {
-        auto const link = collective.link();
-        using Stepping =
-            std::conditional_t<sends_late<Staleness>, OverlappedExchange, StepExchange>;
-        using Exchanges = std::conditional_t<
-            AveragingPolicy<Staleness>, LocalExchange,
-            std::conditional_t<Staleness::synchronous, Stepping, StreamExchange>>;
         using Tag = std::conditional_t<sizeof(Collective) != 0, WithServer, void>;
-        setup.server = {link, ExchangeTable<Tag>::template make<Exchanges>, SumPolicy<Collective>};
-        if constexpr (SumPolicy<Collective>)
-          setup.grouping.ops = ExchangeTable<Tag>::template groups<Tag>();
+        setup.server = {collective.link(), SumPolicy<Collective>};
+        ExchangeTable<Tag>::template extend<Staleness, SumPolicy<Collective>>(setup.parts);
       }
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;

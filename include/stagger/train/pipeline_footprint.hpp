@@ -53,7 +53,7 @@ class FootprintRun {
       add({0, parameters.size()});
       return;
     }
-    auto const& sections = shared->grouped->ops->sections(*shared->grouped);
+    auto const& sections = shared->grouped->sections();
     for (Section const& section : sections.chain) {
       chain_.emplace_back(section);
       for (int m = 0; m < (section.grouped ? sections.members : 1); ++m)

@@ -17,7 +17,7 @@
 #include <stagger/core/rows.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/core/stop_token.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/engine/session.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/stage.hpp>

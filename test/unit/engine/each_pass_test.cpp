@@ -402,15 +402,15 @@ TEST_CASE("engine/each_pass: a program that updates at another time is refused",
     auto const& grouped = *train.machine().model.grouped;
     sg::Replicas const& replicas = train.machine().options().replicas;
     sg::LayOutOptions options;
-    options.sections = &grouped.ops->sections(grouped);
-    options.connect_sections = grouped.ops->connect;
+    options.sections = &grouped.sections();
+    options.connect_sections = grouped.connects();
     options.staleness = *grouped.updates;
     options.replicas = &replicas;
-    sg::List<sg::GradientGroup> const* const groups = train.machine().groups();
+    sg::List<sg::GradientGroup> const* const groups =
+        train.machine().gradient_groups()->groups(train.machine());
     options.groups = groups;
-    options.shared = replicas.ops()->groups->passes;
-    auto const table =
-        grouped.ops->table(grouped, schedule.table({.ranks = 1, .microbatches = 3}), replicas);
+    options.shared = replicas.part()->passes();
+    auto const table = grouped.table(schedule.table({.ranks = 1, .microbatches = 3}), replicas);
     sg::Program const good = sg::lay_out(table, options);
     REQUIRE_NOTHROW(sg::require_sound(good, table, options));
     auto const refused = [&](sg::Program const& program) {

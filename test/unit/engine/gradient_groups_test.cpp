@@ -454,9 +454,11 @@ TEST_CASE("engine/GradientGroups: holders of a stage share the squares of its gr
         weighted, std::vector<Weighted>{Weighted(100), Weighted(40), Weighted(300), Weighted(7)});
     sg::detail::Machine machine(std::move(weighted), {}, options, 0, Squares::memory());
     machine.run.grouping = sg::detail::grouping_of(collective::AllReduce<grouping::Single>{});
+    std::vector<int> const cuts;
+    options.replicas.part()->extend(machine, sg::detail::Setup{.cuts = cuts, .options = options});
     sg::LayOutOptions laying;
     laying.replicas = &machine.options().replicas;
-    laying.groups = machine.groups();
+    laying.groups = machine.gradient_groups()->groups(machine);
     laying.shared = &sg::detail::shared_passes;
     auto const program = sg::lay_out(sg::schedule::GPipe{}.table({1, 2, 1}), laying);
     machine.load(program);

@@ -187,8 +187,8 @@ class Timeline {
       auto& rank = machine.ranks()[marks_[k].rank];
       Instruction const& in = *marks_[k].in;
       if (!computes(in.op)) {
-        machine.group_ops()->note(machine, rank, in, since_start(2 * k + 1),
-                                  since_start(2 * k + 2));
+        machine.gradient_groups()->note(machine, rank, in, since_start(2 * k + 1),
+                                        since_start(2 * k + 2));
         continue;
       }
       if (rank.record) record(rank, in, since_start(2 * k + 1), since_start(2 * k + 2));

@@ -15,7 +15,7 @@
 #include <stagger/cuda/detail/routes.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/cuda/wire.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/program/describe.hpp>
 
 namespace stagger::cuda::detail {

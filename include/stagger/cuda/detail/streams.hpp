@@ -458,7 +458,7 @@ inline void join_outputs(Streams& streams, std::size_t slot) {
   for (std::size_t g = 0; g < gpus.size(); ++g)
     if (g != own) streams.wait(stream, streams.end_of(slot, g));
   AtPlace const here(streams.place_of(0, stream));
-  streams.machine().join_outputs();
+  streams.machine().settle_parts();
   streams.record(stream, streams.end_of(slot, own));
 }
 

@@ -16,11 +16,12 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/math.hpp>
+#include <stagger/engine/detail/gradient_group_part.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
 #include <stagger/engine/detail/repeated_forward.hpp>
 #include <stagger/engine/memory.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/program/describe.hpp>
 #include <stagger/program/program.hpp>
@@ -127,7 +128,7 @@ struct Execution {
 
   /// Takes over what the caller has written into copies of parameters.
   [[gnu::cold]] void take_back(ModelState& model) {
-    if (model.grouped != nullptr) model.grouped->ops->put_back(model);
+    if (model.grouped != nullptr) model.grouped->put_back(model);
     for (auto& layer : model.parameters) layer.take_back();
     for (std::size_t s = 0; s < storage.size(); ++s)
       for (auto& owner : storage[s])

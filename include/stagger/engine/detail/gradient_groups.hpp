@@ -6,10 +6,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <utility>
 
 #include <stagger/core/index_range.hpp>
-#include <stagger/engine/detail/gradient_group_ops.hpp>
+#include <stagger/engine/detail/gradient_group_part.hpp>
 #include <stagger/engine/detail/grouping_decision.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/setup.hpp>
@@ -17,10 +19,11 @@
 
 namespace stagger::detail {
 
-struct GradientGroups {
+class GradientGroups final : public GradientGroupPart {
+ public:
   /// Divides the work at the end of a step: each holder of a stage updates its part of every layer,
   /// and adds up the squares of whole parameters, in proportion to its share of the bytes.
-  [[gnu::cold]] static void load(Machine& machine) {
+  [[gnu::cold]] void load(Machine& machine) override {
     if (machine.run.program->groups.empty()) return;
     for (auto& end_of_step : machine.run.end_of_step) {
       end_of_step.add.clear();
@@ -55,8 +58,18 @@ struct GradientGroups {
     });
   }
 
+  void begin_step(Machine& machine) override { GroupingDecision::begin_step(machine); }
+  void end_step(Machine& machine, std::exception_ptr const& why) override {
+    if (!why) GroupingDecision::end_step(machine);
+  }
+  [[nodiscard]] List<GradientGroup> const* groups(Machine& machine) override {
+    return GroupingDecision::current_groups(machine);
+  }
+
   /// Carries out a part of a last backward, or a sum of gradients.
-  static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
+  bool execute(Machine& machine, RankState& rank, Instruction const& in,
+               Clock const& clock) override {
+    if (!has_group(in.op)) return false;
     IndexRange const layers = machine.model.layers_of(machine.run.program->groups[in.group]);
     std::size_t const first = machine.model.layers_of(in.stage).first;
     double const start_s = clock();
@@ -67,6 +80,7 @@ struct GradientGroups {
     for (std::size_t l = layers.last; reduces(in.op) && l-- > layers.first;)
       add_up(machine.model.parameters[l], machine.run.storage[in.stage], l - first, in);
     if (clock.read != nullptr) note(machine, rank, in, start_s, clock());
+    return true;
   }
 
   /// Adds up a part of layer `i` of a stage, in the order of owners. If an owner's gradients lie
@@ -98,8 +112,8 @@ struct GradientGroups {
 
   /// Records when a part of a last backward, or a sum, ran, for the choice of groups and the
   /// timeline.
-  static void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
-                   double end_s) {
+  void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
+            double end_s) override {
     GradientGroup const& group = machine.run.program->groups[in.group];
     bool const whole =
         machine.model.layers_of(group).last == machine.model.layers_of(in.stage).last;
@@ -123,14 +137,18 @@ struct GradientGroups {
   }
 };
 
-inline constexpr GradientGroupOps gradient_group_ops{&shared_passes,
-                                                     &GradientGroups::load,
-                                                     &GroupingDecision::begin_step,
-                                                     &GroupingDecision::end_step,
-                                                     &GradientGroups::execute,
-                                                     &GradientGroups::note,
-                                                     &GroupingDecision::current_groups};
+/// What adds gradient groups to a pipeline.
+class GradientGroupPolicy : public PolicyPart {
+ public:
+  [[nodiscard]] SharedPasses const* passes() const noexcept override { return &shared_passes; }
+  [[gnu::cold]] void extend(Machine& machine, Setup const&) const override {
+    if (machine.gradient_groups() == nullptr)
+      machine.set_gradient_groups(&machine.add(std::make_unique<GradientGroups>()));
+  }
+};
 
-template <class> GradientGroupOps const* functions_for_groups() { return &gradient_group_ops; }
+template <class> std::shared_ptr<PolicyPart const> gradient_group_policy() {
+  return std::make_shared<GradientGroupPolicy>();
+}
 
 }  // namespace stagger::detail

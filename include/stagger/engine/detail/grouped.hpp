@@ -30,15 +30,14 @@ namespace detail {
 class Layer;
 class Machine;
 struct Dataflow;
-struct GroupOps;
+using ConnectSections = void(Dataflow&, Sections const&);
 struct ModelState;
 struct RowRange;
 struct RowSource;
-struct Setup;
 struct TakenBlocks;
 
 /// The layers of such a model: for each of the user's layers, one for each member's part or copy of
-/// it.
+/// it. Its functions are virtual, so that a pipeline without groups does not compile them.
 struct Grouped {
   struct Entry {
     int number = 0;                // of the user's layer
@@ -57,7 +56,6 @@ struct Grouped {
       return first + static_cast<std::size_t>(member) * stride;
     }
   };
-  GroupOps const* ops = nullptr;
   List<Entry> layers;
   List<Whole> wholes;     // in order
   std::vector<int> cuts;  // [stages - 1] first layer of each stage of programs after the first
@@ -85,6 +83,35 @@ struct Grouped {
     if (forward) return shared ? TrafficKind::shared_activations : TrafficKind::activations;
     return shared ? TrafficKind::shared_gradients : TrafficKind::gradients;
   }
+
+  virtual ~Grouped() = default;
+  /// The table with a row for each rank.
+  /// @throws Error  bad_configuration for positions that cannot form groups
+  [[nodiscard]] virtual schedule::Table table(schedule::Table const&, Replicas const&) const = 0;
+  [[nodiscard]] virtual Sections const& sections() const noexcept = 0;
+  /// For LayOutOptions.
+  [[nodiscard]] virtual ConnectSections* connects() const noexcept = 0;
+  /// Refuses parts whose parameters are not pieces of whole ones.
+  virtual void require_pieces(ModelState const&) const = 0;
+  /// Adds to a source which columns are taken over an edge, and whether they are added.
+  virtual void describe(Machine const&, RowEdge const&, bool forward, RowSource&) const = 0;
+  /// Has rows of one source taken, with those of other sources of the same rows.
+  /// @param at         of the taker's value
+  /// @param first_row  of the maker's
+  /// @param rows       for the first source, all rows of the taker's value; otherwise 0
+  virtual void take(RowSource const&, TakenBlocks&, void* to, void const* from, RowRange at,
+                    std::size_t first_row, std::size_t rows) const = 0;
+  /// Reports what a gathering instruction takes from each other member of the group.
+  virtual void each_message(Machine const&, Instruction const&, void* self,
+                            void (*visit)(void* self, int rank, std::uint64_t bytes)) const = 0;
+  /// Shows every parameter to the caller; if `own`, only those of which this process has at least a
+  /// piece.
+  virtual void append_states(ModelState&, std::vector<ParameterState>&, bool own) const = 0;
+  /// Passes the values that the caller may have written to the members in this process.
+  virtual void put_back(ModelState&) const = 0;
+  [[nodiscard]] virtual List<ParameterShape> shapes(ModelState const&) const = 0;
+  /// Adds a row to which the spans of sections are joined: one for each of the table's actions.
+  virtual void add_row(List<schedule::Span> const&, schedule::Timeline&) const = 0;
 };
 
 /// A parameter of which members of a group have pieces each, put together for the caller.
@@ -94,40 +121,8 @@ struct ShownWhole {
   ParameterBlock blocks[3];   // values, then states
 };
 
-/// The engine's functions for groups, by address, so that a pipeline without groups does not
-/// compile them.
-struct GroupOps {
-  /// Divides the layers; `table_stages` of the result is 0 if no layer is worth splitting.
-  std::shared_ptr<Grouped const> (*divide)(Setup const&, List<Layer>&);
-  schedule::Table (*table)(Grouped const&, schedule::Table const&, Replicas const&);
-  Sections const& (*sections)(Grouped const&);
-  void (*connect)(Dataflow&, Sections const&);
-  /// Refuses parts whose parameters are not pieces of whole ones.
-  void (*require_pieces)(ModelState const&);
-  /// Adds to a source which columns are taken over an edge, and whether they are added.
-  void (*describe)(Machine const&, RowEdge const&, bool forward, RowSource&);
-  /// Has rows of one source taken, with those of other sources of the same rows.
-  /// @param at         of the taker's value
-  /// @param first_row  of the maker's
-  /// @param rows       for the first source, all rows of the taker's value; otherwise 0
-  void (*take)(RowSource const&, TakenBlocks&, void* to, void const* from, RowRange at,
-               std::size_t first_row, std::size_t rows);
-  /// Reports what a gathering instruction takes from each other member of the group.
-  void (*each_message)(Machine const&, Instruction const&, void* self,
-                       void (*visit)(void* self, int rank, std::uint64_t bytes));
-  /// Shows every parameter to the caller; if `own`, only those of which this process has at least a
-  /// piece.
-  void (*append_states)(ModelState&, std::vector<ParameterState>&, bool own);
-  /// Passes the values that the caller may have written to the members in this process.
-  void (*put_back)(ModelState&);
-  List<ParameterShape> (*shapes)(ModelState const&);
-  /// Adds a row to which the spans of sections are joined: one for each of the table's actions.
-  void (*add_row)(Grouped const&, List<schedule::Span> const&, schedule::Timeline&);
-};
-
-/// The layers that a partitioner lets groups share; none if `ops` is null.
+/// The layers that a partitioner lets groups share.
 struct GroupChoice {
-  GroupOps const* ops = nullptr;
   int members = 1;
   double threshold = 0;
   bool pairs = false;

@@ -14,7 +14,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/gradient_group_ops.hpp>
+#include <stagger/engine/detail/gradient_group_part.hpp>
 #include <stagger/engine/machine.hpp>
 
 namespace stagger::detail {

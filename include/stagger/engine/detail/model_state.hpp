@@ -67,7 +67,7 @@ struct ModelState {
   /// Shows every parameter to the caller, in layer order.
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool own) {
     shown = memory != nullptr || shards || grouped != nullptr;
-    if (grouped != nullptr) return grouped->ops->append_states(*this, states, own);
+    if (grouped != nullptr) return grouped->append_states(*this, states, own);
     for (auto& layer : parameters) own ? layer.append_own(states) : layer.append_states(states);
   }
   /// Makes every layer of the engine ready to be shown, each member's part of a shared one too.
@@ -79,7 +79,7 @@ struct ModelState {
   }
   /// Takes over what the caller has written into layers that groups share, if they were shown.
   [[gnu::cold]] void put_back_wholes() {
-    if (shown && grouped != nullptr) grouped->ops->put_back(*this);
+    if (shown && grouped != nullptr) grouped->put_back(*this);
   }
   /// The number of the user's layer that engine layer `layer` is, or is a part of.
   [[nodiscard]] int number(std::size_t layer) const noexcept {

@@ -12,7 +12,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/program/check_program.hpp>
 #include <stagger/program/lay_out.hpp>
@@ -73,13 +73,12 @@ class Programs {
     laying_.staleness = setup.staleness;
     laying_.replicas = &options.replicas;
     if (grouped_ != nullptr) {
-      laying_.sections = &grouped_->ops->sections(*grouped_);
-      laying_.connect_sections = grouped_->ops->connect;
+      laying_.sections = &grouped_->sections();
+      laying_.connect_sections = grouped_->connects();
       if (grouped_->updates != nullptr) laying_.staleness = *grouped_->updates;
     }
-    GradientGroupOps const* const groups =
-        options.replicas.ops() != nullptr ? options.replicas.ops()->groups : setup.grouping.ops;
-    if (groups != nullptr) laying_.shared = groups->passes;
+    for (auto const& part : setup.parts)
+      if (part->passes() != nullptr) laying_.shared = part->passes();
     laying_.grouping = {.chain_squares = shards && options.clip_norm.has_value(),
                         .by_library = sums_by_library,
                         .push = setup.server.pushes_groups};
@@ -175,7 +174,7 @@ class Programs {
     require_rule(Rule::untrained,
                  Features{}.with(feature::trains, training).with(feature::forward_only, !trains),
                  {}, Errc::bad_schedule);
-    if (grouped_ != nullptr) made = grouped_->ops->table(*grouped_, made, options_.replicas);
+    if (grouped_ != nullptr) made = grouped_->table(made, options_.replicas);
     laying_.groups = groups;
     auto const added = std::make_shared<Program const>(lay_out(made, laying_));
     require_sound(*added, made, laying_);

@@ -24,7 +24,7 @@
 #include <stagger/engine/detail/programs.hpp>
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/engine/session.hpp>
 
 namespace stagger::detail {
@@ -40,7 +40,9 @@ class MachineSession : public Session {
 
   std::shared_ptr<Program const> program(std::size_t microbatches, bool training) override {
     return programs_.find(microbatches, training,
-                          sums_while_running_ ? machine_.groups() : nullptr);
+                          sums_while_running_ && machine_.gradient_groups() != nullptr
+                              ? machine_.gradient_groups()->groups(machine_)
+                              : nullptr);
   }
 
   [[gnu::cold]] void choose(Request& request, BatchCounts const& counts, char const* name,
@@ -88,11 +90,9 @@ class MachineSession : public Session {
     machine_.run.grouping = setup.grouping;
     machine_.model.optimizer = setup.optimizer;
     machine_.model.division = setup.division;
-    if (setup.grouped != nullptr) setup.grouped->ops->require_pieces(machine_.model);
-    if (setup.server.link != nullptr)
-      machine_.set_exchange(
-          setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));
-    if (setup.options.replicas.share_rows()) require_rows(positions, setup.target_rows);
+    if (setup.grouped != nullptr) setup.grouped->require_pieces(machine_.model);
+    for (auto const& part : setup.parts) part->extend(machine_, setup);
+    if (!setup.parts.empty()) require_table(positions, setup);
   }
   [[gnu::cold]] [[gnu::noinline]] ~MachineSession() = default;
 
@@ -116,16 +116,16 @@ class MachineSession : public Session {
   Losses losses_;
 
  private:
-  /// Refuses values that replicas would have to split and cannot. This is checked for a usual
-  /// number of microbatches, before the first step.
-  [[gnu::cold]] void require_rows(int positions, bool target_rows) {
+  /// Refuses, before the first step, what policies cannot do with a table for a usual number of
+  /// microbatches, such as values that replicas would have to split and cannot.
+  [[gnu::cold]] void require_table(int positions, Setup const& setup) {
     schedule::Table usual;
     try {
       usual = programs_.table(2 * positions);
     } catch (Error const&) {  // the schedule needs another number: the first step says so
       return;
     }
-    machine_.options().replicas.ops()->require_rows(machine_, usual, target_rows);
+    for (auto const& part : setup.parts) part->require_table(machine_, usual, setup);
   }
 
   /// The largest number of replicas of a position, which compute a loss of the same microbatch.
@@ -164,7 +164,7 @@ void MachineFacts<M>::append_states(M& machine, std::vector<ParameterState>& sta
   machine.append_states(states, own);
 }
 template <class M> List<ParameterShape> MachineFacts<M>::shapes(M& machine) {
-  if (machine.model.grouped != nullptr) return machine.model.grouped->ops->shapes(machine.model);
+  if (machine.model.grouped != nullptr) return machine.model.grouped->shapes(machine.model);
   List<ParameterShape> shapes;
   for (auto const& layer : machine.parameters())
     for (std::size_t p = 0; p < layer.count(); ++p) shapes.push_back(layer.shape(p));
@@ -197,7 +197,7 @@ template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int 
   for (int r = sums ? ranks : 0; r < (sums ? all : std::min(all, ranks)); ++r) {
     auto const& spans = machine.ranks()[r].spans;
     if (auto const* const grouped = machine.model.grouped; grouped != nullptr)
-      grouped->ops->add_row(*grouped, spans, timeline);
+      grouped->add_row(spans, timeline);
     else
       timeline.add_row({spans.begin(), spans.end()});
   }
@@ -241,7 +241,7 @@ template <class Device> class SessionOn final : public MachineSession {
 
   SessionOn(SessionOn const&) = delete;
   SessionOn& operator=(SessionOn const&) = delete;
-  [[gnu::cold]] ~SessionOn() { machine_.set_exchange(nullptr); }  // it calls the back end
+  [[gnu::cold]] ~SessionOn() { machine_.remove_parts(); }  // an exchange calls the back end
 
   [[nodiscard]] B& backend() noexcept { return backend_; }
   void settle_parameters() override {

@@ -12,7 +12,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/traffic.hpp>
@@ -28,26 +28,27 @@ class TrafficCounts {
   /// From now on only calls of `add` count.
   void by_back_end() noexcept { by_back_end_ = true; }
 
-  /// Finds the messages of a program. @param replicas null: there are none
+  /// Finds the messages of a program.
   [[gnu::cold]] void load(Program const& program, FixedArray<StageRun> const& cells,
-                          ModelState const& model, ReplicaRun const* replicas) {
+                          ModelState const& model) {
     measure_step();
     program_ = &program;
     grouped_ = model.grouped;
     if (total_.ranks() == 0) total_ = step_ = Traffic(static_cast<std::size_t>(program.computing));
     values_.clear();
     rows_.clear();
-    replicas_ = replicas;
     if (by_back_end_) return;
     for (std::size_t c = 0; c < cells.size(); ++c)
       for (bool const forward : {true, false}) find_values(cells[c], c, forward);
-    if (replicas != nullptr) model.options.replicas.ops()->find_rows(*this, program, cells);
     if (program.training) find_sums(program, model);
   }
 
-  /// Finds the messages of cells whose neighbours divide microbatches differently. Only
-  /// ReplicaOps names it, so that a pipeline without replicas does not compile it and `add_rows`.
-  [[gnu::cold]] void find_rows(Program const& program, FixedArray<StageRun> const& cells) {
+  /// Finds the messages of cells whose neighbours divide microbatches differently, after `load`.
+  /// Only the part for replicas calls it, so that other pipelines do not compile it and `add_rows`.
+  [[gnu::cold]] void find_rows(Program const& program, FixedArray<StageRun> const& cells,
+                               ReplicaRun const& replicas) {
+    replicas_ = &replicas;
+    if (by_back_end_) return;
     add_rows_ = &TrafficCounts::add_rows;
     for (auto const& rank : program.ranks)
       for (Instruction const& in : rank.code) {

@@ -16,7 +16,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/engine/row_splitter.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>

@@ -195,7 +195,7 @@ class StepRun {
     outside_.show(given_);
     bool const summed = sums_.poll(
         codec_, [this](stagger::detail::RankState& rank, Instruction const& in, double start_s) {
-          machine_.group_ops()->note(machine_, rank, in, start_s, watch_.now_s());
+          machine_.gradient_groups()->note(machine_, rank, in, start_s, watch_.now_s());
           ++given_[in.signal[0]];
           watch_.moved();
         });

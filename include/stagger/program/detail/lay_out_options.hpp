@@ -29,6 +29,7 @@ class CheckState;
 class GradientCheck;
 class SlotCheck;
 struct Dataflow;
+using ConnectSections = void(Dataflow&, Sections const&);
 
 /// What `lay_out` and `require_sound` do where there are replicas or gradient groups, by address, so
 /// that other pipelines do not compile it.
@@ -50,7 +51,7 @@ struct LayOutOptions {
   Sections const* sections = nullptr;          ///< of a table with a row for each rank; null: none
   /// `detail::connect_sections` if there are sections, by address, so that a pipeline without
   /// groups of ranks does not compile it.
-  void (*connect_sections)(detail::Dataflow&, Sections const&) = nullptr;
+  detail::ConnectSections* connect_sections = nullptr;
   List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
   /// `detail::shared_passes` if there are replicas or gradient groups.
   detail::SharedPasses const* shared = nullptr;

@@ -87,7 +87,7 @@ template <class Device> class ActionCosts {
       collective::CostLine const& line;
       double seconds = 0;
     } sum{device_.exchange};
-    grouped->ops->each_message(machine_, in, &sum, [](void* self, int, std::uint64_t bytes) {
+    grouped->each_message(machine_, in, &sum, [](void* self, int, std::uint64_t bytes) {
       auto& to = *static_cast<Sum*>(self);
       to.seconds += to.line.seconds(bytes);
     });

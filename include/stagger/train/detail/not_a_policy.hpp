@@ -5,9 +5,11 @@
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <type_traits>
 
+#include <stagger/engine/setup.hpp>
 #include <stagger/train/detail/policies.hpp>
 
 namespace stagger {
@@ -32,7 +34,7 @@ template <class P> struct NotAPolicy {
   static_assert(is_name || has_tag,
                 "stagger: an argument of with() is not a policy: it needs a policy_tag; policies "
                 "are schedules, staleness models, partitioners, collectives, placements, devices, "
-                "optimizers, losses and Options");
+                "optimizers, losses, observers and Options");
   template <class Tag> static constexpr bool fills_no = !fills<P, Tag>;
   static constexpr bool known = !(fills_no<GroupingTag> && fills_no<FillTag> &&
                                   fills_no<AllocationTag> && fills_no<ParameterPlacementTag>);
@@ -52,7 +54,17 @@ template <class P> struct NotAPolicy {
   static_assert(!has_tag || known,
                 "stagger: an argument of with() has the policy_tag of no axis; the tags are those "
                 "of schedules, staleness models, partitioners, collectives, placements, devices, "
-                "optimizers, losses and Options");
+                "optimizers, losses, observers and Options");
+};
+
+template <class P>
+concept HasPart = std::copyable<P> && requires(P const& policy) {
+  { policy.part() } -> std::convertible_to<std::shared_ptr<PolicyPart const>>;
+};
+template <class P> struct NotAPart {
+  static_assert(HasPart<P>,
+                "stagger: a policy with PartTag needs part(), as that of Observe; to be told of "
+                "steps, derive from StepObserver and give with() Observe{std::make_shared<...>()}");
 };
 
 template <class P> struct NotASchedule {

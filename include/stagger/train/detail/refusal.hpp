@@ -76,6 +76,7 @@ template <class P, class Tag> struct CheckPolicy {
 template <class P> struct CheckPolicy<P, OptionsTag> {
   using type = void;
 };
+template <class P> struct CheckPolicy<P, PartTag> : First<Unless<HasPart<P>, NotAPart<P>>> {};
 template <class P>
 struct CheckPolicy<P, ScheduleTag>
     : First<Unless<SchedulePolicy<P>, NotASchedule<P>>,

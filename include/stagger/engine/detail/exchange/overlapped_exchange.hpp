@@ -118,23 +118,23 @@ class OverlappedExchange final : public ServerExchange {
     for (CellLayers const& cell : cells_) each_layer(cell, [&](std::size_t l) { make_memory(l); });
   }
 
-  void begin_step() override {
+  void begin() override {
     if (program_->training) agreed().require(machine_, staleness_);
     open();
     ask(program_->training && known_.load() != steps_);
   }
 
-  bool execute(Machine& machine, Instruction const& in) override {
+  bool carry_out(Instruction const& in) override {
     if (pushes(in.op))
       push(in);
     else if (in.snapshot())
-      pull(machine, in);
+      pull(machine_, in);
     else
       correct(in);
     return in.reaches_server();
   }
 
-  [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
+  [[gnu::cold]] void end_step(Machine&, std::exception_ptr const& why) override {
     for (LateLayer& layer : layers_) layer.forward.restore();
     if (!is_open() || !program_->exchanges()) return;
     if (why) return close(why);
@@ -167,10 +167,8 @@ class OverlappedExchange final : public ServerExchange {
       if (error.code() != Errc::peer_failed) throw;  // otherwise the weights are now the server's
     }
   }
-  [[nodiscard]] std::uint64_t bytes() const override {
-    std::uint64_t sum = 0;
-    for (LateLayer const& layer : layers_) sum += layer.kept.size();
-    return sum;
+  [[gnu::cold]] void add_memory(Memory& memory) const override {
+    for (LateLayer const& layer : layers_) memory.parameters += layer.kept.size();
   }
 
  private:

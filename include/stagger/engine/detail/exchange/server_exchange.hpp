@@ -18,9 +18,10 @@
 #include <stagger/core/backoff.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
-#include <stagger/engine/detail/exchange/exchange_ops.hpp>
 #include <stagger/engine/detail/exchange/lacked_pushes.hpp>
+#include <stagger/engine/detail/exchange_part.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/setup.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/program/exchange_rules.hpp>
 #include <stagger/program/program.hpp>
@@ -139,14 +140,50 @@ class AgreedOptimizer {
   double change_factor_ = 1;
 };
 
+/// How a machine drives an exchange.
+class DrivenExchange : public Exchange {
+ public:
+  DrivenExchange(DrivenExchange const&) = delete;
+  DrivenExchange& operator=(DrivenExchange const&) = delete;
+  ~DrivenExchange() override = default;
+
+  /// Where a step fails while it begins, what has begun of it ends, so that the next one can begin.
+  [[gnu::cold]] void begin_step(Machine& machine) final {
+    if (!machine.program().exchanges()) return;
+    try {
+      begin();
+    } catch (...) {
+      end_step(machine, std::current_exception());
+      throw;
+    }
+  }
+  [[gnu::cold]] bool execute(Machine& machine, RankState& rank, Instruction const& in,
+                             Clock const& clock) final {
+    bool const crosses = exchanges(in.op);
+    if (!crosses && (in.op != Op::apply || machine.program().flushes)) return false;
+    if (pushes(in.op) && machine.program().flushes && !machine.program().cells[in.cell].alone)
+      machine.gradients_complete(pushed_by(in));
+    bool const record = rank.record && clock.read != nullptr && crosses;
+    double const start_s = record ? clock() : 0;
+    if (carry_out(in) && record) rank.spans.push_back({action_of(in), start_s, clock(), false});
+    return true;
+  }
+
+ protected:
+  DrivenExchange() = default;
+  /// Begins a step of a program that exchanges parameters.
+  virtual void begin() = 0;
+  /// Carries out `apply`, `push` or `pull`.
+  /// @return whether anything is sent to the server or received from it
+  virtual bool carry_out(Instruction const&) = 0;
+  /// The layers that a push sends: those of the cell, or of a gradient group.
+  [[nodiscard]] virtual IndexRange pushed_by(Instruction const&) const noexcept = 0;
+};
+
 /// The exchange of one worker. Its link is open from the beginning of a stream to its end; for
 /// steps, until one fails.
-class ServerExchange : public Exchange, protected ParameterListener {
+class ServerExchange : public DrivenExchange, protected ParameterListener {
  public:
-  ServerExchange(ServerExchange const&) = delete;
-  ServerExchange& operator=(ServerExchange const&) = delete;
-  ~ServerExchange() override = default;
-
   [[gnu::cold]] void load(Machine& machine) override {
     program_ = &machine.program();
     if (!program_->exchanges()) return;
@@ -203,7 +240,6 @@ class ServerExchange : public Exchange, protected ParameterListener {
     }
     close(why);
   }
-  [[nodiscard]] std::uint64_t bytes() const override { return 0; }
   [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
   [[nodiscard]] std::span<std::uint64_t const> staleness(std::optional<int> worker) const override {
     return lacked_.of(worker);
@@ -229,6 +265,11 @@ class ServerExchange : public Exchange, protected ParameterListener {
     link_->leave();
   }
 
+  [[nodiscard]] IndexRange pushed_by(Instruction const& in) const noexcept final {
+    if (program_->pushes_groups && is_only_holder(program_->cells, in.cell))
+      return machine_.model.layers_of(program_->groups[in.group]);
+    return cells_[in.cell].layers;
+  }
   [[nodiscard]] AgreedOptimizer const& agreed() const noexcept { return agreed_; }
   /// Opens the link, unless it is open. Where this throws, close() must follow.
   /// @return whether it was closed
@@ -389,13 +430,18 @@ class ServerExchange : public Exchange, protected ParameterListener {
   bool failed_ = false;  // an error of the last step has closed it, so that the others know
 };
 
-template <class Made>
-std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
-                                        Machine& machine, StalenessModel const& staleness,
-                                        std::shared_ptr<void const> const& kept) {
-  auto made = std::make_unique<Made>(link, machine, staleness);
-  made->join(kept);
-  return made;
+/// What adds the exchange with a server to a pipeline.
+template <class Made> class ExchangePolicy final : public PolicyPart {
+ public:
+  [[gnu::cold]] void extend(Machine& machine, Setup const& setup) const override {
+    auto made = std::make_unique<Made>(setup.server.link, machine, setup.staleness);
+    made->join(setup.kept);
+    machine.set_exchange(&machine.add(std::move(made)));
+  }
+};
+
+template <class Made> std::shared_ptr<PolicyPart const> exchange_policy() {
+  return std::make_shared<ExchangePolicy<Made>>();
 }
 
 }  // namespace stagger::detail

@@ -34,7 +34,7 @@ class StepExchange : public ServerExchange {
   }
   ~StepExchange() override { leave(); }
 
-  void begin_step() override {
+  void begin() override {
     if (!program_->training) return;
     agreed().require(machine_, staleness_);
     if (open()) {
@@ -53,7 +53,7 @@ class StepExchange : public ServerExchange {
     if (!asks_ && renews_) refuse_without_own(static_cast<int>(rounds_), steps_ + 1);
   }
 
-  bool execute(Machine&, Instruction const& in) override {
+  bool carry_out(Instruction const& in) override {
     if (!pushes(in.op)) {
       pull(in.cell);
       return asks_;
@@ -80,7 +80,7 @@ class StepExchange : public ServerExchange {
     return true;
   }
 
-  [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
+  [[gnu::cold]] void end_step(Machine&, std::exception_ptr const& why) override {
     if (!is_open() || !program_->training) return;  // evaluation exchanges nothing
     if (!why) count_staleness(steps_, 1, [&](std::size_t c, int) { return cells_[c].seen.data(); });
     ++steps_;
@@ -136,12 +136,6 @@ class StepExchange : public ServerExchange {
   [[nodiscard]] bool exchanges_memory(std::size_t c) const noexcept {
     return renews_ && machine_.model.grouped == nullptr &&
            machine_.run.storage[program_->cells[c].stage].size() == 1;
-  }
-  /// The layers that a push sends: those of the cell, or of a gradient group.
-  [[nodiscard]] IndexRange pushed_by(Instruction const& in) const noexcept {
-    if (program_->pushes_groups && is_only_holder(program_->cells, in.cell))
-      return machine_.model.layers_of(program_->groups[in.group]);
-    return cells_[in.cell].layers;
   }
   /// Pushes that the worker had made before this step.
   [[nodiscard]] std::uint32_t made() const { return static_cast<std::uint32_t>(steps_); }
@@ -229,7 +223,7 @@ class LocalExchange final : public StepExchange {
     }
   }
 
-  bool execute(Machine&, Instruction const& in) override {
+  bool carry_out(Instruction const& in) override {
     CellLayers const& cell = cells_[in.cell];
     bool const exchanges = (steps_ + 1) % staleness_.push_minibatches == 0;
     if (!pushes(in.op)) {
@@ -248,10 +242,8 @@ class LocalExchange final : public StepExchange {
     return exchanges;
   }
 
-  [[nodiscard]] std::uint64_t bytes() const override {
-    std::uint64_t sum = 0;
-    for (LayerParameters const& layer : packed_) sum += layer.bytes();
-    return sum;
+  [[gnu::cold]] void add_memory(Memory& memory) const override {
+    for (LayerParameters const& layer : packed_) memory.parameters += layer.bytes();
   }
 
  private:

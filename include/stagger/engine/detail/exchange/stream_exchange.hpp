@@ -107,7 +107,7 @@ class StreamExchange final : public ServerExchange {
       stream.contained.assign((stream.versions + std::size_t{1}) * link_->workers(), 0);
   }
 
-  void begin_step() override {
+  void begin() override {
     if (!program_->training) return;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       make_room(c);
@@ -123,9 +123,9 @@ class StreamExchange final : public ServerExchange {
     for (std::size_t c = 0; c < cells_.size(); ++c) on_arrival() ? ask_to_wait(c) : ask_next(c);
   }
 
-  bool execute(Machine& machine, Instruction const& in) override {
+  bool carry_out(Instruction const& in) override {
     if (updates(in.op))
-      change(machine, in);
+      change(machine_, in);
     else if (pushes(in.op))
       push(in);
     else
@@ -133,7 +133,7 @@ class StreamExchange final : public ServerExchange {
     return in.reaches_server();
   }
 
-  [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
+  [[gnu::cold]] void end_step(Machine&, std::exception_ptr const& why) override {
     if (!is_open() || !program_->training) return;  // evaluation exchanges nothing
     if (!why)
       count_staleness(0, program_->updates, [&](std::size_t c, int m) {
@@ -142,11 +142,9 @@ class StreamExchange final : public ServerExchange {
     close(why);
   }
 
-  [[nodiscard]] std::uint64_t bytes() const override {
-    std::uint64_t sum = 0;
+  [[gnu::cold]] void add_memory(Memory& memory) const override {
     for (CellStream const& stream : streams_)
-      for (ParameterBlock const& block : stream.pushes) sum += block.size();
-    return sum;
+      for (ParameterBlock const& block : stream.pushes) memory.parameters += block.size();
   }
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The engine's data for gradient groups, and a table of the functions that it calls for
-///         them, so that a pipeline without groups does not compile these functions.
+/// @file   The engine's data for gradient groups, and what back ends call of the part that adds
+///         them up.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,15 +12,10 @@
 #include <stagger/collective/policy.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/step_part.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
-
-class Machine;
-struct Clock;
-struct GradientGroupOps;
-struct RankState;
-struct SharedPasses;
 
 /// A collective policy, its type erased.
 struct GroupingChoice {
@@ -33,7 +28,6 @@ struct GroupingChoice {
   std::int64_t renew_every = 0;  // steps after which times are measured again; 0: never
   bool shard_optimizer = false;  // replicas in several processes each have a part of the state
   collective::By by = collective::By::slices;
-  GradientGroupOps const* ops = nullptr;  // null: gradients are grouped only for replicas
 };
 
 template <class Collective, class Line = collective::CostLine> struct AskForGroups {
@@ -94,18 +88,14 @@ struct GroupingRun {
   }
 };
 
-struct GradientGroupOps {
-  SharedPasses const* passes;  // which lay out and check programs with groups
-  // Functions for the machine.
-  void (*load)(Machine&);
-  void (*begin_step)(Machine&);
-  void (*end_step)(Machine&);
-  /// Runs a part of a last backward, or adds up gradients.
-  void (*execute)(Machine&, RankState&, Instruction const&, Clock);
+/// Gradient groups, which are added up, or pushed, while backward runs.
+class GradientGroupPart : public StepPart {
+ public:
   /// For back ends without a clock: records when such an instruction ran, in seconds since the step
   /// began.
-  void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);
-  List<GradientGroup> const* (*groups)(Machine&);
+  virtual void note(Machine&, RankState&, Instruction const&, double start_s, double end_s) = 0;
+  /// The groups of the next program.
+  [[nodiscard]] virtual List<GradientGroup> const* groups(Machine&) = 0;
 };
 
 }  // namespace stagger::detail

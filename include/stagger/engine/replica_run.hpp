@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The engine's data for replicated stages, and a table of the functions that it calls for
-///         them, so that a pipeline without replicas does not compile these functions.
+/// @file   The engine's data for replicated stages: the rows of each rank, and where they come from.
 
 #include <array>
 #include <cstddef>
@@ -10,7 +9,6 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/gradient_group_ops.hpp>
 #include <stagger/engine/detail/grouped.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/row_splitter.hpp>
@@ -18,16 +16,8 @@
 #include <stagger/model/context.hpp>
 #include <stagger/model/split.hpp>
 #include <stagger/program/program.hpp>
-#include <stagger/program/replica_counts.hpp>
-#include <stagger/schedule/table.hpp>
 
 namespace stagger::detail {
-
-class Machine;
-class TrafficCounts;
-struct StageRun;
-struct RankState;
-struct Clock;
 
 /// A source from which a cell takes rows.
 struct RowSource {
@@ -116,24 +106,6 @@ struct ReplicaRun {
   [[nodiscard]] List<RowSource> const& sources(bool forward) const {
     return forward ? inputs : gradients;
   }
-};
-
-struct ReplicaOps {
-  GradientGroupOps const* groups;  // which replicas need, too
-  // Functions for the machine.
-  void (*load)(Machine&);
-  void (*begin_step)(Machine&);
-  void (*end_step)(Machine&);
-  void (*join_outputs)(Machine&);  // called by back ends with their own memory after all work
-  void (*gather)(Machine&, RankState&, Instruction const&);
-  /// Finds the messages of cells whose neighbours divide microbatches differently.
-  void (*find_rows)(TrafficCounts&, Program const&, FixedArray<StageRun> const& cells);
-  void (*destroy)(ReplicaRun*) noexcept;
-  std::uint64_t (*bytes)(ReplicaRun const&);
-  /// Refuses types of values that replicas of a table would have to split and cannot.
-  void (*require_rows)(Machine const&, schedule::Table const&, bool target_has_rows);
-  /// Refuses replicas that do not fit the schedule.
-  void (*require)(Replicas const&, int positions);
 };
 
 }  // namespace stagger::detail

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The calls by which the engine exchanges parameters with a server. They are virtual, so
-///         that a pipeline without a server compiles none of what they do.
+/// @file   What the engine calls of the part that exchanges parameters with a server.
 
 #include <cstdint>
 #include <exception>
@@ -10,35 +9,17 @@
 #include <span>
 #include <string>
 
+#include <stagger/engine/detail/step_part.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
 
-class Machine;
-
 /// The exchange of parameters with a server, for the loaded program.
-class Exchange {
+class Exchange : public StepPart {
  public:
-  virtual ~Exchange() = default;
-  virtual void load(Machine&) = 0;
   /// Called after `load` by a back end of several processes.
   /// @param ranks  [ranks] whether this process runs the rank
   virtual void runs(bool const* ranks) = 0;
-  /// Where a step fails while it begins, what has begun of it ends, so that the next one can begin.
-  void begin(Machine& machine) {
-    try {
-      begin_step();
-    } catch (...) {
-      end_step(machine, std::current_exception());
-      throw;
-    }
-  }
-  virtual void begin_step() = 0;
-  /// Carries out `apply`, `push` or `pull`.
-  /// @return whether anything is sent to the server or received from it
-  virtual bool execute(Machine&, Instruction const&) = 0;
-  /// @param why  the error by which the step failed, or null
-  virtual void end_step(Machine&, std::exception_ptr why) = 0;
   /// A step is about to begin: of an error that keeps it from that, the others know nothing yet.
   virtual void comes() noexcept = 0;
   /// The worker takes no further step because of an error outside of its steps: the others are told
@@ -52,7 +33,6 @@ class Exchange {
   }
   /// Waits for such weights of the stages of this process on the calling thread, without a program.
   virtual void await_late_answers() {}
-  [[nodiscard]] virtual std::uint64_t bytes() const = 0;
   /// The worker's number at the server.
   [[nodiscard]] virtual int worker() const noexcept = 0;
   /// [k] minibatches whose weights lacked k pushes of a worker, as Trainer::staleness().
