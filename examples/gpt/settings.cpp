@@ -78,10 +78,10 @@ void Settings::check() const {
                               : "each of " + stagger::counted(microbatches, "microbatch")) +
            "; use a --batch of at least " + std::to_string(ranks_of_row() * microbatches) +
            ", or fewer --microbatches");
-  if (tensor_parallel > 1 && on_gpu())
+  if (tensor_parallel > 1 && precision == "bf16")
     refuse("--tensor-parallel " + std::to_string(tensor_parallel) +
-           " cannot go with --device cuda, whose ranks exchange whole rows; leave one out");
-  if (compare && tensor_parallel > 1)
+           " cannot go with --precision bf16, in which terms are not added up; use fp32 or tf32");
+  if (compare && tensor_parallel > 1 && !on_gpu())
     refuse("--compare cannot follow --tensor-parallel " + std::to_string(tensor_parallel) +
            ", which adds up terms in an order of its own; leave one out");
   if (compare && replicas > 1 && !on_gpu())

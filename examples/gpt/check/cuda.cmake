@@ -111,6 +111,15 @@ run(${free} --plan replicas.json --threads 3 --compare)
 expect_result(0)
 expect(errors "replicas 2:1")
 
+# Groups that share each half block, compared with the host as one device.
+run(${gpu} --batch 10 --tensor-parallel 2 --compare --graph --steps 16)
+expect_result(0)
+expect(errors "tensor-parallel 2")
+expect(output "host and GPU agree: losses within")
+run(${gpu} --batch 30 --heads 4 --tensor-parallel 3 --replicas 2 --precision tf32 --compare --recompute)
+expect_result(0)
+expect(errors "replicas 2:2, tensor-parallel 3")
+
 function(refused pattern)
   run(${ARGN})
   expect_result(2)

@@ -41,5 +41,5 @@ refused("--tensor-parallel 3 leaves some without a sequence of each of 4 microba
         --tensor-parallel 3 --microbatches 4)
 refused("--replicas 2 of --tensor-parallel 3 leave some without a sequence" ${short} --tensor-parallel 3 --replicas 2)
 refused("--compare cannot follow --tensor-parallel 2" ${short} --tensor-parallel 2 --compare)
-refused("--tensor-parallel 2 cannot go with --device cuda" ${short} --tensor-parallel 2 --device cuda)
+refused("--tensor-parallel 2 cannot go with --precision bf16" ${short} --tensor-parallel 2 --device cuda --precision bf16)
 refused("--plan auto cannot go with --tensor-parallel" --tensor-parallel 2 --plan auto)

@@ -147,8 +147,14 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
       static_cast<double>(s.context);
   double const shares = static_cast<double>(s.heads) * static_cast<double>(s.context);
   // HalfBlock::Saved and the input of each half block; `Workspace` has what the blocks of a rank share.
-  double const saved = s.recompute ? layers * rows * width : layers * rows * (19 * width + shares);
-  double const shared = rows * (7 * width + shares) + (element < 4 ? 4 * width * width : 0);
+  // Each member of a group has norms and inputs of its own, and a share of the projections'.
+  auto const members = static_cast<double>(s.tensor_parallel);
+  double const inputs = members == 1 ? 1 : 3 * members;
+  double const whole = members == 1 ? 4 : 8 * members;
+  double const saved = s.recompute ? layers * rows * inputs * width
+                                   : layers * rows * ((15 + whole) * width + shares);
+  double const shared =
+      rows * (3 * width + (4 * width + shares) / members) + (element < 4 ? 4 * width * width : 0);
   auto const table = Schedule::named(s.schedule, s.chunks, s.microbatches)
                          .table({.ranks = static_cast<int>(s.ranks()),
                                  .microbatches = static_cast<int>(s.microbatches),
@@ -157,9 +163,10 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
   for (int const peak : sg::schedule::peak_in_flight(table)) pairs += peak;
   auto const bytes = [](double count) { return static_cast<std::uint64_t>(count); };
   sg::cuda::MemoryNeed need;
-  need.fixed_bytes = bytes(
-      (12 + 4 * replicas) * parameters_of(s) +  // each replica has its own gradients
-      replicas * static_cast<double>(s.ranks()) * (element * shared + workspace_bytes_of_a_rank));
+  need.fixed_bytes =
+      bytes((12 + 4 * replicas) * parameters_of(s) +  // each replica has its own gradients
+            replicas * members * static_cast<double>(s.ranks()) *
+                (element * shared + workspace_bytes_of_a_rank));
   need.in_flight_bytes = bytes(replicas * element * saved);
   need.in_flight = static_cast<int>((pairs + s.stages - 1) / s.stages);
   return need;

@@ -4,6 +4,7 @@
 /// those of ../model, so that checkpoints are interchangeable.
 
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include <stagger/cuda/tensor.hpp>
 #include <stagger/model/sequential.hpp>
+#include <stagger/model/split.hpp>
 
 #include "../model/model.hpp"
 #include "kernels.hpp"
@@ -53,21 +55,14 @@ template <class HostLayer> class Declared {
     }
   }
 
-  /// Gradient of weight and bias of output = input * weight + bias.
-  template <std::size_t Weight, std::size_t Bias, class T>
-  void add_product(stagger::Context& context, Workspace<T>& workspace, T const* input,
-                   T const* doutput, std::size_t rows) {
-    std::size_t const outputs = size<Bias>();
-    add_weight<Weight>(context, workspace, input, doutput, rows, outputs);
-    Kernels<T>::add_columns(doutput, gradient<Bias>(context), rows, outputs);
-  }
+  /// Gradient of a weight of output = input * weight.
   template <std::size_t Weight, class T>
-  void add_weight(stagger::Context& context, Workspace<T>& workspace, T const* input,
+  void add_weight(stagger::Context& context, Workspace<T>& workspace, Matrix<T const> input,
                   T const* doutput, std::size_t rows, std::size_t outputs) {
     std::size_t const inputs = size<Weight>() / outputs;
-    workspace.product(
-        Matrix<T const>{input, inputs}.transposed(), Matrix<T const>{doutput, outputs},
-        Matrix<float>{gradient<Weight>(context), outputs}, inputs, outputs, rows, 1, 1);
+    workspace.product(input.transposed(), Matrix<T const>{doutput, outputs},
+                      Matrix<float>{gradient<Weight>(context), outputs}, inputs, outputs, rows, 1,
+                      1);
   }
 
   HostLayer layer_;
@@ -127,155 +122,170 @@ template <class T> class Embedding : public detail::Declared<gpt::Embedding<floa
   std::size_t width_;
 };
 
-template <class T> class HalfBlock : public detail::Declared<gpt::HalfBlock<float>> {
- public:
-  using Input = stagger::cuda::Tensor<T>;
-  using Output = stagger::cuda::Tensor<T>;
+namespace detail {
 
+/// Copies columns of a matrix into some of another one.
+template <class T>
+void copy_columns(Matrix<T> to, Matrix<T const> from, std::size_t columns, std::size_t rows) {
+  stagger::cuda::check(cudaMemcpy2DAsync(to.data, to.columns * sizeof(T), from.data,
+                                         from.columns * sizeof(T), columns * sizeof(T), rows,
+                                         cudaMemcpyDeviceToDevice, stagger::cuda::stream()),
+                       "copy columns");
+}
+
+/// The two projections of a half block, as gpt::Projections has them on the host.
+/// @tparam HostLayer  whose parameters from number `At` on are theirs
+template <class T, class HostLayer, std::size_t At> class Projecting : public Declared<HostLayer> {
+ public:
   struct Saved {
-    detail::SavedNorm<T> norm;
-    stagger::cuda::Tensor<T> first, dfirst;  // [rows][3 width], or [rows][4 width] and nothing
+    stagger::cuda::Tensor<T> first, dfirst;  // [rows][3 middle], or [rows][middle] and nothing
     stagger::cuda::Tensor<T> share;          // [sequences][heads][length][length]
-    stagger::cuda::Tensor<T> middle;         // [rows][width] or [rows][4 width]
+    stagger::cuda::Tensor<T> middle;         // [rows][middle]
     [[nodiscard]] std::uint64_t bytes() const noexcept {
-      return norm.bytes() + first.bytes() + dfirst.bytes() + share.bytes() + middle.bytes();
+      return first.bytes() + dfirst.bytes() + share.bytes() + middle.bytes();
     }
   };
 
-  /// @param heads  of attention; 0: an MLP
-  HalfBlock(gpt::HalfBlock<float> host, std::size_t width, std::size_t heads,
-            std::shared_ptr<Workspaces<T>> workspaces)
-      : Declared(std::move(host)),
+  /// @param heads   of attention; 0: an MLP
+  /// @param middle  columns between the projections
+  Projecting(HostLayer host, std::size_t width, std::size_t heads, std::size_t middle,
+             std::shared_ptr<Workspaces<T>> workspaces)
+      : Declared<HostLayer>(std::move(host)),
         width_(width),
         heads_(heads),
+        middle_(middle),
         workspaces_(std::move(workspaces)) {}
 
-  void forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) {
-    Workspace<T>& workspace = workspaces_->current();
-    std::size_t const rows = x.extent(0) * x.extent(1);
-    workspace.normal.resize({rows, width_});
-    T* const normal = workspace.normal.data();
-    saved.norm.resize(rows, width_);
-    Kernels<T>::norm(x.data(), this->template value<norm_gain>(context),
-                     this->template value<norm_bias>(context), normal, saved.norm.normal.data(),
-                     saved.norm.scale.data(), rows, width_);
+ protected:
+  using Values = stagger::cuda::Tensor<T>;
+
+  [[nodiscard]] Workspace<T>& workspace() const { return workspaces_->current(); }
+  [[nodiscard]] static std::size_t rows_of(Values const& x) { return x.extent(0) * x.extent(1); }
+  /// Whether the residual and the last bias are its to add.
+  [[nodiscard]] bool adds_once() { return this->template size<second_bias>() != 0; }
+
+  /// y = the projections of `input`, behind the residual and the last bias, which y may hold.
+  /// @param x  [sequences][length][...]
+  void project(stagger::Context& context, Values const& x, Matrix<T const> input, T const* residual,
+               T* y, Saved& saved) {
+    Workspace<T>& scratch = workspace();
+    std::size_t const rows = rows_of(x);
     saved.first.resize({rows, first_columns()});
-    affine<first_weight, first_bias>(context, workspace, normal, nullptr, saved.first.data(), rows);
+    Kernels<T>::add_bias(nullptr, this->template value<first_bias>(context), saved.first.data(),
+                         rows, first_columns());
+    product<first_weight>(context, scratch, input, saved.first.data(), rows, width_,
+                          first_columns(), 1);
     if (heads_ != 0) {
-      attend(workspace, x, saved);
+      attend(scratch, x, saved);
     } else {
       saved.middle.resize_like(saved.first);
       Kernels<T>::gelu(saved.first.data(), saved.middle.data(), saved.first.size());
     }
-    y.resize_like(x);
-    affine<second_weight, second_bias>(context, workspace, saved.middle.data(), x.data(), y.data(),
-                                       rows);
+    if (adds_once())
+      Kernels<T>::add_bias(residual, this->template value<second_bias>(context), y, rows, width_);
+    product<second_weight>(context, scratch, {saved.middle.data(), middle_}, y, rows, middle_,
+                           width_, adds_once() ? 1 : 0);
   }
-
-  void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
-                      Saved& saved) {
-    Workspace<T>& workspace = workspaces_->current();
-    std::size_t const rows = x.extent(0) * x.extent(1);
-    workspace.wide.resize_like(saved.middle);
-    workspace.narrow.resize({rows, width_});
-    T* const narrow = workspace.narrow.data();
-    back<second_weight>(context, workspace, dy.data(), workspace.wide.data(), rows, width_);
+  /// dinput = the gradient of what is projected.
+  void project_backward(stagger::Context& context, Values const& x, T const* dy, Matrix<T> dinput,
+                        Saved& saved) {
+    Workspace<T>& scratch = workspace();
+    std::size_t const rows = rows_of(x);
+    scratch.wide.resize_like(saved.middle);
+    back<second_weight>(context, scratch, dy, {scratch.wide.data(), middle_}, rows, middle_,
+                        width_);
     if (heads_ != 0)
-      attend_backward(workspace, x, workspace.wide.data(), saved);
+      attend_backward(scratch, x, scratch.wide.data(), saved);
     else
-      Kernels<T>::multiply(saved.first.data(), workspace.wide.data(), saved.first.size());
-    back<first_weight>(context, workspace, dfirst(saved), narrow, rows, first_columns());
-    dx.resize_like(x);
-    saved.norm.backward(narrow, dy.data(), this->template value<norm_gain>(context), dx.data());
+      Kernels<T>::multiply(saved.first.data(), scratch.wide.data(), saved.first.size());
+    back<first_weight>(context, scratch, dfirst(saved), dinput, rows, width_, first_columns());
+  }
+  void add_gradients(stagger::Context& context, Values const& x, Matrix<T const> input, T const* dy,
+                     Saved const& saved) {
+    Workspace<T>& scratch = workspace();
+    std::size_t const rows = rows_of(x);
+    this->template add_weight<second_weight>(context, scratch, {saved.middle.data(), middle_}, dy,
+                                             rows, width_);
+    if (adds_once())
+      Kernels<T>::add_columns(dy, this->template gradient<second_bias>(context), rows, width_);
+    this->template add_weight<first_weight>(context, scratch, input, dfirst(saved), rows,
+                                            first_columns());
+    Kernels<T>::add_columns(dfirst(saved), this->template gradient<first_bias>(context), rows,
+                            first_columns());
   }
 
-  void backward_weight(stagger::Context& context, Input const& x, Output const& dy, Saved& saved) {
-    Workspace<T>& workspace = workspaces_->current();
-    std::size_t const rows = x.extent(0) * x.extent(1);
-    workspace.normal.resize({rows, width_});
-    T* const normal = workspace.normal.data();
-    this->template add_product<second_weight, second_bias>(context, workspace, saved.middle.data(),
-                                                           dy.data(), rows);
-    Kernels<T>::norm_output(saved.norm.normal.data(), this->template value<norm_gain>(context),
-                            this->template value<norm_bias>(context), normal, rows, width_);
-    this->template add_product<first_weight, first_bias>(context, workspace, normal, dfirst(saved),
-                                                         rows);
-    saved.norm.add_gradients(this->template gradient<norm_gain>(context),
-                             this->template gradient<norm_bias>(context));
-  }
+  std::size_t width_;
+  std::size_t heads_;
+  std::size_t middle_;
+  std::shared_ptr<Workspaces<T>> workspaces_;
 
  private:
-  enum : std::size_t {  // in the order of gpt::HalfBlock::parameters()
-    norm_gain,
-    norm_bias,
-    first_weight,
+  enum : std::size_t {  // in the order of gpt::Projections::parameters()
+    first_weight = At,
     first_bias,
     second_weight,
     second_bias
   };
 
-  [[nodiscard]] std::size_t first_columns() const { return (heads_ != 0 ? 3 : 4) * width_; }
+  [[nodiscard]] std::size_t first_columns() const { return (heads_ != 0 ? 3 : 1) * middle_; }
   /// The gradient of what the first projection gave.
   [[nodiscard]] T const* dfirst(Saved const& saved) const {
     return (heads_ != 0 ? saved.dfirst : saved.first).data();
   }
 
-  /// y = residual + bias + input * weight.
-  template <std::size_t Weight, std::size_t Bias>
-  void affine(stagger::Context& context, Workspace<T>& workspace, T const* input, T const* residual,
-              T* y, std::size_t rows) {
-    std::size_t const outputs = this->template size<Bias>();
-    std::size_t const inputs = this->template size<Weight>() / outputs;
-    T const* const w = this->template weight<Weight>(context, workspace);
-    Kernels<T>::add_bias(residual, this->template value<Bias>(context), y, rows, outputs);
-    workspace.product(Matrix<T const>{input, inputs}, Matrix<T const>{w, outputs},
-                      Matrix<T>{y, outputs}, rows, outputs, inputs, 1, 1);
+  /// y = beta y + input * weight.
+  template <std::size_t Weight>
+  void product(stagger::Context& context, Workspace<T>& scratch, Matrix<T const> input, T* y,
+               std::size_t rows, std::size_t inputs, std::size_t outputs, float beta) {
+    T const* const w = this->template weight<Weight>(context, scratch);
+    scratch.product(input, Matrix<T const>{w, outputs}, Matrix<T>{y, outputs}, rows, outputs,
+                    inputs, 1, beta);
   }
   /// dinput = doutput * weight'.
   template <std::size_t Weight>
-  void back(stagger::Context& context, Workspace<T>& workspace, T const* doutput, T* dinput,
-            std::size_t rows, std::size_t outputs) {
-    std::size_t const inputs = this->template size<Weight>() / outputs;
-    T const* const w = this->template weight<Weight>(context, workspace);
-    workspace.product(Matrix<T const>{doutput, outputs}, Matrix<T const>{w, outputs}.transposed(),
-                      Matrix<T>{dinput, inputs}, rows, inputs, outputs, 1, 0);
+  void back(stagger::Context& context, Workspace<T>& scratch, T const* doutput, Matrix<T> dinput,
+            std::size_t rows, std::size_t inputs, std::size_t outputs) {
+    T const* const w = this->template weight<Weight>(context, scratch);
+    scratch.product(Matrix<T const>{doutput, outputs}, Matrix<T const>{w, outputs}.transposed(),
+                    dinput, rows, inputs, outputs, 1, 0);
   }
 
+  [[nodiscard]] std::size_t depth() const { return middle_ / heads_; }
   [[nodiscard]] float depth_scale() const {
-    return static_cast<float>(1 / std::sqrt(static_cast<double>(width_ / heads_)));
+    return static_cast<float>(1 / std::sqrt(static_cast<double>(depth())));
   }
   /// The parts of a [rows][columns] matrix that belong to the heads of a sequence.
   template <class E>
   Matrix<E> heads(E* matrix, std::size_t columns, std::size_t first, std::size_t sequence,
                   std::size_t length) const {
-    return {matrix + sequence * length * columns + first, columns, width_ / heads_};
+    return {matrix + sequence * length * columns + first, columns, depth()};
   }
 
-  void attend(Workspace<T>& workspace, Input const& x, Saved& saved) {
+  void attend(Workspace<T>& scratch, Values const& x, Saved& saved) {
     std::size_t const length = x.extent(1);
-    std::size_t const depth = width_ / heads_;
+    std::size_t const deep = depth();
     std::size_t const square = length * length;
     saved.share.resize({x.extent(0), heads_, length, length});
-    saved.middle.resize({x.extent(0) * length, width_});
+    saved.middle.resize({x.extent(0) * length, middle_});
     T const* const qkv = saved.first.data();
     for (std::size_t i = 0; i < x.extent(0); ++i)
-      workspace.product(heads(qkv, 3 * width_, 0, i, length),
-                        heads(qkv, 3 * width_, width_, i, length).transposed(),
-                        Matrix<T>{saved.share.data() + i * heads_ * square, length, square}, length,
-                        length, depth, depth_scale(), 0, heads_);
+      scratch.product(heads(qkv, 3 * middle_, 0, i, length),
+                      heads(qkv, 3 * middle_, middle_, i, length).transposed(),
+                      Matrix<T>{saved.share.data() + i * heads_ * square, length, square}, length,
+                      length, deep, depth_scale(), 0, heads_);
     Kernels<T>::causal_softmax(saved.share.data(), x.extent(0) * heads_ * length, length);
     for (std::size_t i = 0; i < x.extent(0); ++i)
-      workspace.product(Matrix<T const>{saved.share.data() + i * heads_ * square, length, square},
-                        heads(qkv, 3 * width_, 2 * width_, i, length),
-                        heads(saved.middle.data(), width_, 0, i, length), length, depth, length, 1,
-                        0, heads_);
+      scratch.product(Matrix<T const>{saved.share.data() + i * heads_ * square, length, square},
+                      heads(qkv, 3 * middle_, 2 * middle_, i, length),
+                      heads(saved.middle.data(), middle_, 0, i, length), length, deep, length, 1, 0,
+                      heads_);
   }
 
-  void attend_backward(Workspace<T>& workspace, Input const& x, T const* dmixed, Saved& saved) {
+  void attend_backward(Workspace<T>& scratch, Values const& x, T const* dmixed, Saved& saved) {
     std::size_t const length = x.extent(1);
-    std::size_t const depth = width_ / heads_;
+    std::size_t const deep = depth();
     std::size_t const square = length * length;
-    workspace.shares.resize_like(saved.share);
+    scratch.shares.resize_like(saved.share);
     saved.dfirst.resize_like(saved.first);
     T const* const qkv = saved.first.data();
     T* const dqkv = saved.dfirst.data();
@@ -284,28 +294,190 @@ template <class T> class HalfBlock : public detail::Declared<gpt::HalfBlock<floa
     };
     auto const read = [](Matrix<T> m) { return Matrix<T const>{m.data, m.columns, m.stride}; };
     for (std::size_t i = 0; i < x.extent(0); ++i) {
-      auto const dm = heads(dmixed, width_, 0, i, length);
-      workspace.product(dm, heads(qkv, 3 * width_, 2 * width_, i, length).transposed(),
-                        share(workspace.shares.data(), i), length, length, depth, 1, 0, heads_);
-      workspace.product(read(share(saved.share.data(), i)).transposed(), dm,
-                        heads(dqkv, 3 * width_, 2 * width_, i, length), length, depth, length, 1, 0,
-                        heads_);
+      auto const dm = heads(dmixed, middle_, 0, i, length);
+      scratch.product(dm, heads(qkv, 3 * middle_, 2 * middle_, i, length).transposed(),
+                      share(scratch.shares.data(), i), length, length, deep, 1, 0, heads_);
+      scratch.product(read(share(saved.share.data(), i)).transposed(), dm,
+                      heads(dqkv, 3 * middle_, 2 * middle_, i, length), length, deep, length, 1, 0,
+                      heads_);
     }
-    Kernels<T>::softmax_backward(saved.share.data(), workspace.shares.data(),
+    Kernels<T>::softmax_backward(saved.share.data(), scratch.shares.data(),
                                  x.extent(0) * heads_ * length, length, depth_scale());
     for (std::size_t i = 0; i < x.extent(0); ++i) {
-      auto const ds = read(share(workspace.shares.data(), i));
-      workspace.product(ds, heads(qkv, 3 * width_, width_, i, length),
-                        heads(dqkv, 3 * width_, 0, i, length), length, depth, length, 1, 0, heads_);
-      workspace.product(ds.transposed(), heads(qkv, 3 * width_, 0, i, length),
-                        heads(dqkv, 3 * width_, width_, i, length), length, depth, length, 1, 0,
-                        heads_);
+      auto const ds = read(share(scratch.shares.data(), i));
+      scratch.product(ds, heads(qkv, 3 * middle_, middle_, i, length),
+                      heads(dqkv, 3 * middle_, 0, i, length), length, deep, length, 1, 0, heads_);
+      scratch.product(ds.transposed(), heads(qkv, 3 * middle_, 0, i, length),
+                      heads(dqkv, 3 * middle_, middle_, i, length), length, deep, length, 1, 0,
+                      heads_);
     }
   }
+};
 
+}  // namespace detail
+
+/// y = (x, norm(x)), as gpt::NormBeside.
+template <class T> class NormBeside : public detail::Declared<gpt::NormBeside<float>> {
+ public:
+  using Input = stagger::cuda::Tensor<T>;   ///< [sequences][length][width]
+  using Output = stagger::cuda::Tensor<T>;  ///< [sequences][length][2 width]
+  using Saved = detail::SavedNorm<T>;
+
+  NormBeside(gpt::NormBeside<float> host, std::size_t width,
+             std::shared_ptr<Workspaces<T>> workspaces)
+      : Declared(std::move(host)), width_(width), workspaces_(std::move(workspaces)) {}
+
+  void forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) {
+    Workspace<T>& workspace = workspaces_->current();
+    std::size_t const rows = x.extent(0) * x.extent(1);
+    workspace.normal.resize({rows, width_});
+    saved.resize(rows, width_);
+    Kernels<T>::norm(x.data(), this->template value<0>(context), this->template value<1>(context),
+                     workspace.normal.data(), saved.normal.data(), saved.scale.data(), rows,
+                     width_);
+    y.resize({x.extent(0), x.extent(1), 2 * width_});
+    detail::copy_columns<T>({y.data(), 2 * width_}, {x.data(), width_}, width_, rows);
+    detail::copy_columns<T>({y.data() + width_, 2 * width_}, {workspace.normal.data(), width_},
+                            width_, rows);
+  }
+  void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
+                      Saved& saved) {
+    Workspace<T>& workspace = workspaces_->current();
+    std::size_t const rows = x.extent(0) * x.extent(1);
+    workspace.normal.resize({rows, width_});
+    workspace.narrow.resize({rows, width_});
+    detail::copy_columns<T>({workspace.normal.data(), width_}, {dy.data() + width_, 2 * width_},
+                            width_, rows);
+    detail::copy_columns<T>({workspace.narrow.data(), width_}, {dy.data(), 2 * width_}, width_,
+                            rows);
+    dx.resize_like(x);
+    saved.backward(workspace.normal.data(), workspace.narrow.data(),
+                   this->template value<0>(context), dx.data());
+  }
+  void backward_weight(stagger::Context& context, Input const&, Output const&, Saved& saved) {
+    saved.add_gradients(this->template gradient<0>(context), this->template gradient<1>(context));
+  }
+
+ private:
   std::size_t width_;
-  std::size_t heads_;
   std::shared_ptr<Workspaces<T>> workspaces_;
+};
+
+/// The projections as a layer that members of a group share.
+template <class T> class Projections : public detail::Projecting<T, gpt::Projections<float>, 0> {
+  using Base = detail::Projecting<T, gpt::Projections<float>, 0>;
+
+ public:
+  using Input =
+      stagger::cuda::Tensor<T>;  ///< [sequences][length][2 width] residual, and x behind it
+  using Output = stagger::cuda::Tensor<T>;  ///< [sequences][length][width]
+  using Saved = typename Base::Saved;
+  using Base::Base;
+
+  [[nodiscard]] std::size_t inputs() const { return this->layer_.inputs(); }
+  [[nodiscard]] std::size_t outputs() const { return this->layer_.outputs(); }
+  [[nodiscard]] std::size_t hidden() const { return this->layer_.hidden(); }
+  [[nodiscard]] std::size_t operations() const { return this->layer_.operations(); }
+  [[nodiscard]] Projections part(int member, int members, stagger::SplitBy by) const {
+    std::size_t const mine = stagger::features_of(member, members, hidden()).size();
+    Projections own(this->layer_.part(member, members, by), this->width_,
+                    this->heads_ != 0 ? mine : 0, mine * (this->middle_ / hidden()),
+                    this->workspaces_);
+    return own;
+  }
+
+  void forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) {
+    std::size_t const rows = Base::rows_of(x);
+    y.resize({x.extent(0), x.extent(1), this->width_});
+    if (this->adds_once())
+      detail::copy_columns<T>({y.data(), this->width_}, {x.data(), 2 * this->width_}, this->width_,
+                              rows);
+    this->project(context, x, behind(x), y.data(), y.data(), saved);
+  }
+  void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
+                      Saved& saved) {
+    dx.resize_like(x);
+    if (this->adds_once())
+      detail::copy_columns<T>({dx.data(), 2 * this->width_}, {dy.data(), this->width_},
+                              this->width_, Base::rows_of(x));
+    else
+      stagger::cuda::check(
+          cudaMemsetAsync(dx.data(), 0, dx.size() * sizeof(T), stagger::cuda::stream()),
+          "clear a gradient");
+    this->project_backward(context, x, dy.data(), {dx.data() + this->width_, 2 * this->width_},
+                           saved);
+  }
+  void backward_weight(stagger::Context& context, Input const& x, Output const& dy, Saved& saved) {
+    this->add_gradients(context, x, behind(x), dy.data(), saved);
+  }
+
+ private:
+  [[nodiscard]] Matrix<T const> behind(Input const& x) const {
+    return {x.data() + this->width_, 2 * this->width_};
+  }
+};
+
+template <class T> class HalfBlock : public detail::Projecting<T, gpt::HalfBlock<float>, 2> {
+  using Base = detail::Projecting<T, gpt::HalfBlock<float>, 2>;
+
+ public:
+  using Input = stagger::cuda::Tensor<T>;
+  using Output = stagger::cuda::Tensor<T>;
+
+  struct Saved {
+    detail::SavedNorm<T> norm;
+    typename Base::Saved projections;
+    [[nodiscard]] std::uint64_t bytes() const noexcept {
+      return norm.bytes() + projections.bytes();
+    }
+  };
+
+  /// @param heads  of attention; 0: an MLP
+  HalfBlock(gpt::HalfBlock<float> host, std::size_t width, std::size_t heads,
+            std::shared_ptr<Workspaces<T>> workspaces)
+      : Base(std::move(host), width, heads, (heads != 0 ? 1 : 4) * width, std::move(workspaces)) {}
+
+  /// As groups take it; their terms are added up in single precision alone.
+  [[nodiscard]] std::pair<NormBeside<T>, Projections<T>> divided() const
+    requires std::same_as<T, float>
+  {
+    auto host = this->layer_.divided();
+    return {NormBeside<T>(std::move(host.first), this->width_, this->workspaces_),
+            Projections<T>(std::move(host.second), this->width_, this->heads_, this->middle_,
+                           this->workspaces_)};
+  }
+
+  void forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) {
+    std::size_t const rows = Base::rows_of(x);
+    auto& normal = this->workspace().normal;
+    normal.resize({rows, this->width_});
+    saved.norm.resize(rows, this->width_);
+    Kernels<T>::norm(x.data(), this->template value<0>(context), this->template value<1>(context),
+                     normal.data(), saved.norm.normal.data(), saved.norm.scale.data(), rows,
+                     this->width_);
+    y.resize_like(x);
+    this->project(context, x, {normal.data(), this->width_}, x.data(), y.data(), saved.projections);
+  }
+
+  void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
+                      Saved& saved) {
+    auto& narrow = this->workspace().narrow;
+    narrow.resize({Base::rows_of(x), this->width_});
+    this->project_backward(context, x, dy.data(), {narrow.data(), this->width_}, saved.projections);
+    dx.resize_like(x);
+    saved.norm.backward(narrow.data(), dy.data(), this->template value<0>(context), dx.data());
+  }
+
+  void backward_weight(stagger::Context& context, Input const& x, Output const& dy, Saved& saved) {
+    std::size_t const rows = Base::rows_of(x);
+    auto& normal = this->workspace().normal;
+    normal.resize({rows, this->width_});
+    Kernels<T>::norm_output(saved.norm.normal.data(), this->template value<0>(context),
+                            this->template value<1>(context), normal.data(), rows, this->width_);
+    this->add_gradients(context, x, {normal.data(), this->width_}, dy.data(), saved.projections);
+    saved.norm.add_gradients(this->template gradient<0>(context),
+                             this->template gradient<1>(context));
+  }
 };
 
 template <class T> class Head : public detail::Declared<gpt::Head<float>> {
@@ -352,8 +524,9 @@ template <class T> class Head : public detail::Declared<gpt::Head<float>> {
     Kernels<T>::norm_output(saved.norm.normal.data(), this->template value<0>(context),
                             this->template value<1>(context), workspace.normal.data(), rows,
                             width_);
-    this->template add_weight<2>(context, workspace, static_cast<T const*>(workspace.normal.data()),
-                                 dy.data(), rows, logits);
+    this->template add_weight<2>(context, workspace,
+                                 Matrix<T const>{workspace.normal.data(), width_}, dy.data(), rows,
+                                 logits);
     saved.norm.add_gradients(this->template gradient<0>(context),
                              this->template gradient<1>(context));
   }

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include <stagger/cuda/gpus.hpp>
+#include <stagger/engine/groups.hpp>
+#include <stagger/partition/layer_split.hpp>
 #include <stagger/stagger.hpp>
 
 #include "../run.hpp"
@@ -64,10 +66,12 @@ auto make_pipeline(RunConfig const& config, std::shared_ptr<gpu::Workspaces<T>> 
   device.kernels = &sg::cuda::parameter_kernels;
   sg::Options options = options_of(s);
   options.replicas = replicas_of(config);
+  sg::partition::LayerSplit<> const split{
+      .group = static_cast<int>(s.tensor_parallel), .over = cuts_of(config), .threshold = 0};
   return sg::Pipeline{
       gpu::make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), workspaces)}
-      .with(cuts_of(config), schedule_of(config), DeviceAdam{adam},
-            gpu::CrossEntropy<T>(workspaces), device, options);
+      .with(split, schedule_of(config), DeviceAdam{adam}, gpu::CrossEntropy<T>(workspaces), device,
+            options);
 }
 
 template <class T>

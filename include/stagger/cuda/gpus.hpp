@@ -42,8 +42,8 @@ struct Gpus {
   std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them
   ParameterKernels const* kernels =
       nullptr;  ///< for gradients, to train: needed unless Options::non_finite is ignore, nothing
-                ///< is clipped, and no stage has two owners or replicas; they must live as long as
-                ///< the pipeline
+                ///< is clipped, no stage has two owners or replicas, and no group shares layers;
+                ///< they must live as long as the pipeline
   bool capture = false;  ///< record the second training iteration as one CUDA graph over all GPUs,
                          ///< and replay it from then on
   GraphCounts* counts =

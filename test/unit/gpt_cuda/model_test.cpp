@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <vector>
 
 #include <stagger/cuda/gpus.hpp>
+#include <stagger/engine/groups.hpp>
 #include <stagger/partition/even.hpp>
+#include <stagger/partition/layer_split.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/stagger.hpp>
 
@@ -64,15 +67,21 @@ sg::Options options(double clip) {
   return result;
 }
 
-template <class T> auto on_device(int stages, bool capture, double clip) {
+/// @param members  ranks that share each half block
+template <class T> auto on_device(int stages, bool capture, double clip, int members = 1) {
   auto const workspaces = std::make_shared<gpt::gpu::Workspaces<T>>(gpt::gpu::Precision::fp32);
   sg::cuda::Gpus device;
   device.devices = {0};
   device.capture = capture;
   device.kernels = &sg::cuda::parameter_kernels;
+  sg::Options own = options(clip);
+  std::vector<int> const counts(static_cast<std::size_t>(stages), members);
+  if (members > 1) own.replicas = sg::Replicas::even(counts.data(), counts.size());
   return sg::Pipeline{gpt::gpu::make_model<T>(shape, seed, workspaces)}.with(
-      sg::partition::Even{stages}, sg::schedule::ZeroBubbleH1{},
-      gpt::gpu::CrossEntropy<T>(workspaces), DeviceAdam{adam}, device, options(clip));
+      sg::partition::LayerSplit{
+          .group = members, .over = sg::partition::Even{stages}, .threshold = 0},
+      sg::schedule::ZeroBubbleH1{}, gpt::gpu::CrossEntropy<T>(workspaces), DeviceAdam{adam}, device,
+      own);
 }
 
 auto on_host(double clip) {
@@ -96,11 +105,11 @@ std::span<float const> floats(std::span<std::byte const> bytes) {
 }
 
 /// Takes steps on both. Each starts where the host stands.
-template <class T> void compare(int stages, bool capture, double tolerance) {
+template <class T> void compare(int stages, bool capture, double tolerance, int members = 1) {
   for (double const clip : {1e9, 0.5}) {
-    CAPTURE(stages, capture, clip);
+    CAPTURE(stages, capture, clip, members);
     auto host = on_host(clip);
-    auto train = on_device<T>(stages, capture, clip);
+    auto train = on_device<T>(stages, capture, clip, members);
     DeviceBatch batch;
     for (std::uint64_t s = 0; s < 3; ++s) {
       auto const data = text(s);
@@ -141,6 +150,13 @@ TEST_CASE("gpt_cuda/model: layers of the GPU have the losses and gradients of th
   si::Session const session;
   compare<float>(1, false, 1e-5);
   compare<float>(3, true, 1e-5);
+}
+
+TEST_CASE("gpt_cuda/model: members of a group that share half blocks have them, too",
+          "[gpt_cuda]") {
+  si::Session const session;
+  compare<float>(1, false, 1e-5, 2);
+  compare<float>(2, true, 1e-5, 2);
 }
 
 TEST_CASE("gpt_cuda/model: halves with masters in single precision stay near the host's",
