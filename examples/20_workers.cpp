@@ -115,7 +115,7 @@ void stream(char const* name, auto model, int in_flight) {
 }
 
 int main() {
-  stream("waves", sg::staleness::WaveSynchronous{.in_flight = 4, .distance = 1}, 4);
+  stream("waves", sg::staleness::WaveSynchronous{.distance = 1}, 4);
   stream("slow start", SlowStart{}, 1);
 
   // Bulk synchronous parallelism: both take the same step.

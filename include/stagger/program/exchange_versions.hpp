@@ -78,7 +78,8 @@ class ExchangePass {
       raise(Errc::bad_schedule, "the staleness model asks for version ", own,
             " of the weights of stage ", row_.stage, " at minibatch ", m, ", when ", ended,
             " changes have been made and the minibatch before saw ", own_,
-            "; use a schedule with fewer minibatches in flight, such as schedule::Fifo{1}");
+            "; use a schedule with fewer minibatches in flight, such as schedule::Fifo{1}, or a "
+            "staleness model for as many");
     if (std::int64_t{rounds} * model_.push_minibatches > own)
       raise(Errc::bad_schedule, "the staleness model needs ", counted(rounds, "push"),
             " of every worker at minibatch ", m, ", whose weights contain ", own,

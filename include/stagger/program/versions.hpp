@@ -183,10 +183,12 @@ extern template VersionPasses const* version_passes<StalenessModel>() noexcept;
     int const wanted =
         model.version(model.policy, static_cast<int>(m / per_update), static_cast<int>(available));
     if (wanted < 0 || std::cmp_greater(wanted, available))
-      raise(Errc::bad_schedule, "the staleness model asks for version ", wanted,
-            " of the weights of stage ", row.stage, " at microbatch ", m, ", when ", available,
-            " updates have been made; use a schedule with fewer microbatches in flight, such as "
-            "schedule::Fifo{1}");
+      raise(
+          Errc::bad_schedule, "the staleness model asks for version ", wanted,
+          " of the weights of stage ", row.stage, " at microbatch ", m, ", when ", available,
+          " updates have been made; use a schedule with fewer microbatches in flight, such as "
+          "schedule::Fifo{1}, or a staleness model for as many, such as staleness::Delayed{} with "
+          "schedule::Fifo");
     version[m] = static_cast<std::size_t>(wanted);
     last_read[version[m]] = std::max(last_read[version[m]], row.end[m]);
   }

@@ -17,14 +17,18 @@ struct Delayed {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = false;
 
-  int in_flight = 1;  ///< Nm >= 1, the same as the schedule's
+  int in_flight = 0;  ///< Nm >= 1; 0: as many as the schedule has, such as schedule::Fifo{Nm}
 
+  constexpr void follow(int schedules) noexcept {
+    if (in_flight == 0) in_flight = schedules;
+  }
   /// @throws Error  bad_configuration
   void check() const {
     if (in_flight < 1)
-      raise(Errc::bad_configuration, "weights cannot be those for ",
-            counted(in_flight, "minibatch"),
-            " in flight; let Delayed::in_flight be at least 1, as the schedule's");
+      raise(
+          Errc::bad_configuration, "weights cannot be those for ", counted(in_flight, "minibatch"),
+          " in flight; let Delayed::in_flight be at least 1, or leave it out with a schedule that "
+          "says how many it has, such as schedule::Fifo{4}");
   }
   [[nodiscard]] constexpr int microbatches() const noexcept { return 1; }
   [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {

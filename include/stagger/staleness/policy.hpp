@@ -85,6 +85,11 @@ template <class P>
 concept StalenessPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, StalenessTag> &&
                           requires { typename std::bool_constant<P::synchronous>; };
 
+/// A staleness model that can take the number of microbatches in flight from the schedule: `follow`
+/// is called with it before anything else.
+template <class P>
+concept FollowingPolicy = StalenessPolicy<P> && requires(P policy) { policy.follow(1); };
+
 template <class P>
 concept AsynchronousPolicy = StalenessPolicy<P> && !P::synchronous && requires(P const policy) {
   { policy.microbatches() } -> std::same_as<int>;

@@ -21,16 +21,21 @@ struct WaveSynchronous {
   static constexpr bool synchronous = false;
   static constexpr Pushes pushes = Pushes::changes;
 
-  int in_flight = 1;  ///< Nm >= 1, the same for all workers and as the schedule's
+  int in_flight = 0;  ///< Nm >= 1, the same for all workers; 0: as many as the schedule has
   int distance = 0;   ///< D >= 0: how many waves a worker may be ahead of the slowest
   /// With on_arrival a minibatch sees the newest waves; with in_worker_order precisely those that
   /// it needs, so that the bits do not depend on timing.
   Adds adds = Adds::on_arrival;
 
+  constexpr void follow(int schedules) noexcept {
+    in_flight = in_flight == 0 ? schedules : in_flight;
+  }
   void check() const {
     if (in_flight < 1)
-      raise(Errc::bad_configuration, "a wave of ", counted(in_flight, "minibatch"),
-            " cannot be pushed; let WaveSynchronous::in_flight be at least 1");
+      raise(
+          Errc::bad_configuration, "a wave of ", counted(in_flight, "minibatch"),
+          " cannot be pushed; let WaveSynchronous::in_flight be at least 1, or leave it out with a "
+          "schedule that says how many it has, such as schedule::Fifo{4}");
     if (distance < 0)
       raise(Errc::bad_configuration, "a worker cannot be ", distance,
             " waves ahead of the slowest; let WaveSynchronous::distance be at least 0");

@@ -146,6 +146,10 @@ template <class... Stage> class Pipeline {
                                               Pick<StalenessTag, Staleness, P...>::from(policy...),
                                               Pick<OptimizerTag, Optimizer, P...>::from(policy...),
                                               Pick<LossTag, Loss, P...>::from(policy...)});
+      if constexpr (FollowingPolicy<Staleness> && !Schedule::flushes &&
+                    requires { kept->schedule.in_flight; })
+        kept->staleness.follow(kept->schedule.in_flight != 0 ? kept->schedule.in_flight
+                                                             : static_cast<int>(cuts.size()) + 1);
       Setup setup{.cuts = cuts, .options = options};
       if constexpr (requires { partitioner.rules().group; }) {
         using Tag = std::conditional_t<sizeof(partitioner) != 0, WithGroups, void>;

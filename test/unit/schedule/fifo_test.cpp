@@ -85,7 +85,7 @@ TEST_CASE("schedule/Fifo: a forward that a gate holds up is listed behind what n
     }
   });
   CHECK_THROWS_WITH(
-      (Fifo{.gate = {.model = WaveSynchronous{}, .links = {{.latency_s = -1}}}}.table({2, 4})),
+      (Fifo{.gate = {.model = WaveSynchronous{1}, .links = {{.latency_s = -1}}}}.table({2, 4})),
       Catch::Contains("Links::latency_s"));
 }
 

@@ -372,7 +372,7 @@ TEST_CASE("schedule/WaveModel: is a copy of a staleness model, also in constant 
 
 TEST_CASE("schedule/play_workers: refuses what no workers can be", "[schedule]") {
   schedule::WaveServer const server{
-      .model = WaveSynchronous{}, .layer_bytes = {1, 1}, .links = {{}}};
+      .model = WaveSynchronous{1}, .layer_bytes = {1, 1}, .links = {{}}};
   auto const play = [&](WaveWorker const& worker, schedule::WaveServer const& with) {
     return schedule::play_workers(std::vector<WaveWorker>{worker}, with, 4);
   };
@@ -383,14 +383,15 @@ TEST_CASE("schedule/play_workers: refuses what no workers can be", "[schedule]")
   REQUIRE_THROWS_WITH(play({.layer_links = {0, 1}}, server), Catch::Contains("takes link 1 of 1"));
   REQUIRE_THROWS_WITH(play({}, {.in_flight = 0, .layer_bytes = {1}}), Catch::Contains("0"));
   REQUIRE_THROWS_WITH(play({}, {.layer_bytes = {1}}), Catch::Contains("WaveServer::model"));
-  REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{}}), Catch::Contains("no layer is given"));
+  REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{1}}),
+                      Catch::Contains("no layer is given"));
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{0}, .layer_bytes = {1}}),
                       Catch::Contains("a wave of 0 minibatches cannot be pushed"));
   REQUIRE_THROWS_WITH(play({}, {.model = WaveSynchronous{2, -1}, .layer_bytes = {1}}),
                       Catch::Contains("a worker cannot be -1 waves ahead"));
   REQUIRE_THROWS_WITH(schedule::play_workers({}, server, 4), Catch::Contains("no worker"));
   REQUIRE_THROWS_WITH(
-      (Fifo{.gate = {.model = WaveSynchronous{}, .layer_bytes = {1, 1, 1}, .cuts = {1}}}.table(
+      (Fifo{.gate = {.model = WaveSynchronous{1}, .layer_bytes = {1, 1, 1}, .cuts = {1}}}.table(
           {3, 4})),
       Catch::Contains("WaveGate::cuts make 2 stages"));
 }

@@ -148,7 +148,9 @@ TEST_CASE(
       for (auto const& costs :
            {sg::schedule::Costs::uniform(1, 1, 1), sg::schedule::Costs::uniform(1, 2, 2, 0.7)}) {
         on_each_device([&](auto device) {
-          auto train = make(P, sg::schedule::Fifo{Nm, costs}, sg::staleness::Delayed{Nm}, device);
+          bool const given = costs.each.transfer_s == 0;  // otherwise it follows the schedule
+          auto train = make(P, sg::schedule::Fifo{Nm, costs},
+                            sg::staleness::Delayed{given ? Nm : 0}, device);
           sg::run(train.stream(batch));
           CHECK(weights(train) == expected);
         });
@@ -271,6 +273,14 @@ TEST_CASE("staleness/streams: what cannot be is refused in one sentence", "[stal
   auto eager = make(4, sg::schedule::PipeDream{}, sg::staleness::Delayed{1}, sg::host::Threads{1});
   auto const eight = data(8);
   CHECK_THROWS_WITH(eager.stream(eight), Catch::Contains("fewer microbatches in flight"));
+  auto fits = make(4, sg::schedule::PipeDream{}, sg::staleness::Delayed{}, sg::host::Threads{1});
+  auto as_many = make(4, sg::schedule::Fifo{}, sg::staleness::Delayed{}, sg::host::Threads{1});
+  auto four = make(4, sg::schedule::Fifo{}, sg::staleness::Delayed{4}, sg::host::Threads{1});
+  sg::run(fits.stream(eight));
+  sg::run(as_many.stream(eight));
+  sg::run(four.stream(eight));
+  CHECK(weights(as_many) == weights(four));
+  CHECK(weights(fits) == weights(four));
   CHECK_THROWS_WITH(
       (sg::Pipeline{Layer{0}}.with(sg::schedule::PipeDream{}, sg::staleness::WeightStashing{},
                                    Loss{}, sg::Options{.clip_norm = 1.0})),

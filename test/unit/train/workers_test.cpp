@@ -329,8 +329,8 @@ TEST_CASE("train/WaveSynchronous: on arrival, one worker has the bits of a seque
     for (int l = 0; l < layers; ++l) stack.emplace_back(l);
     auto train = sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
         sg::partition::Cuts{{2}}, sg::schedule::Fifo{.in_flight = in_flight},
-        sg::staleness::WaveSynchronous{.in_flight = in_flight, .distance = 1}, server.worker(0),
-        Loss{}, sgd, sg::host::Threads{2});
+        sg::staleness::WaveSynchronous{.distance = 1}, server.worker(0), Loss{}, sgd,
+        sg::host::Threads{2});
     std::vector<OracleWorker<sg::optimizer::Sgd>> oracle(1);
     oracle[0].batch = data(10);
     auto expected = first_weights();
