@@ -312,6 +312,7 @@ class Ends final : public Forwarding {
   void begin() override {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     Forwarding::begin();
+    begun.store(true);
   }
   void end(std::exception_ptr why) noexcept override {
     try {
@@ -324,6 +325,7 @@ class Ends final : public Forwarding {
     Forwarding::end(why);
   }
   std::optional<sg::Errc> code{};
+  std::atomic<bool> begun{false};
 };
 
 }  // namespace
@@ -354,6 +356,21 @@ TEST_CASE("train/OnFailure: the others hear of a step that cannot begin, also af
     REQUIRE_THROWS_WITH(step(without), "nothing to learn");
     REQUIRE(ends->code == sg::Errc::peer_failed);  // it has not waited until its deadline
   }
+  // Likewise where the other worker is not one of the same run.
+  last.fails->store(true);
+  REQUIRE_THROWS_WITH(step(good), "out of ink");
+  last.fails->store(false);
+  ends->begun.store(false);
+  std::thread apart([&] {
+    try {
+      sg::run(b.step(good));
+    } catch (sg::Error const&) {  // as `ends` notes
+    }
+  });
+  while (!ends->begun.load()) std::this_thread::yield();
+  CHECK_THROWS_WITH(sg::run_together(std::vector<sg::Steps>{a.step(without)}), "nothing to learn");
+  apart.join();
+  CHECK(ends->code == sg::Errc::peer_failed);
   step(good);
   CHECK(weights(a) == weights(b));
 }
