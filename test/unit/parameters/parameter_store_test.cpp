@@ -635,7 +635,8 @@ TEST_CASE("parameters/ParameterStore: a step that writes what is not finite leav
     d.name = name;
     d.size = length;
     std::array<float, length> first;
-    first.fill(-1e38F);
+    // So small that a step by another number would give another weight.
+    first.fill(pushes == Pushes::gradients ? 0.5F : -1e38F);
     d.initial.assign(sizeof first, std::byte{0});
     std::memcpy(d.initial.data(), first.data(), sizeof first);
     declarations.push_back(std::move(d));
