@@ -68,7 +68,7 @@ constexpr Choice choices[] = {
     {Kind::other, "a placement", feature::placement},
     {Kind::other, "an optimizer that is not `element_wise`", feature::whole_layers},
     {Kind::optimizer, "an optimizer whose update is a kernel",
-     feature::kernel | feature::asks_scale},
+     feature::kernel | feature::asks_scale | feature::suits_server},
     {Kind::other, "`clip_norm`", feature::clips},
     {Kind::other, "`NonFinite::skip`", feature::skips | feature::looks},
     {Kind::other, "`recompute`", feature::recomputes},

@@ -5,11 +5,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include <stagger/collective/parameter_server.hpp>
 #include <stagger/cuda/tensor.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/engine/run_together.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 
 #include "cuda/kernel_cases.hpp"
 #include "engine/typed_oracle.hpp"
@@ -58,7 +64,76 @@ struct LossOnStream {
   }
 };
 
+/// Its output is its parameter, so that the gradient of that is the output's.
+struct Constant {
+  using Input = sg::cuda::Tensor<>;
+  using Output = sg::cuda::Tensor<>;
+  static constexpr std::size_t size = 1U << 20U;
+  sg::Parameter<> values{"values", std::vector<float>(size, 1.0F)};
+  auto parameters() { return std::tie(values); }
+
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) {
+    y.resize_like(x);
+    copy(y.data(), context[values].data());
+  }
+  void backward(sg::Context& context, Input const&, Output const& dy, Input& dx,
+                sg::NothingSaved&) {
+    copy(context.gradient(values).data(), dy.data());  // of the only microbatch
+    dx.resize_like(dy);
+    copy(dx.data(), dy.data());
+  }
+  static void copy(float* to, float const* from) {
+    sg::cuda::check(cudaMemcpyAsync(to, from, size * sizeof(float), cudaMemcpyDeviceToDevice,
+                                    sg::cuda::stream()),
+                    "copy values");
+  }
+};
+/// Half the square of the output, whose gradient is the output.
+struct HalfSquare {
+  using policy_tag = sg::LossTag;
+  using Target = double;
+  double terms(double const&) const { return 1; }
+  double value(sg::Context&, sg::cuda::Tensor<> const&, double const&) const { return 0; }
+  double value_and_gradient(sg::Context&, sg::cuda::Tensor<> const& y, double const&, double,
+                            sg::cuda::Tensor<>& dy) const {
+    dy.resize_like(y);
+    Constant::copy(dy.data(), y.data());
+    return 0;
+  }
+};
+
 }  // namespace
+
+TEST_CASE("gpu/Gpus, one: two workers push gradients or changes to a server on the host", "[gpu]") {
+  if (no_gpu()) return;
+  auto const pushes = GENERATE(sg::staleness::Pushes::gradients, sg::staleness::Pushes::changes);
+  sg::collective::ParameterServer server({.workers = 2, .average_changes = true});
+  sg::cuda::Gpus device;
+  device.devices = {0};
+  device.kernels = &sg::cuda::parameter_kernels;
+  auto const worker = [&](int number) {
+    return sg::Pipeline{Constant{}, Constant{}}.with(
+        device, HalfSquare{}, sg::cuda::Enqueued<sg::optimizer::Sgd>{{.rate = 0.25}},
+        sg::staleness::StaleSynchronous{0, pushes, sg::staleness::Adds::in_worker_order},
+        server.worker(number), sg::Options{.deadline_s = 20});
+  };
+  auto a = worker(0);
+  auto b = worker(1);
+  sg::Batch<sg::cuda::Tensor<>, double> batch;
+  batch.inputs = inputs(1, Constant::size);
+  batch.targets = {0};
+  float expected = 1;
+  for (int step = 0; step < 10; ++step) {
+    sg::run_together(a.step(batch), b.step(batch));
+    expected -= 0.25F * expected;
+    for (auto* const train : {&a, &b})
+      for (auto const& state : train->parameters()) {
+        auto const* const first = reinterpret_cast<float const*>(state.value.data());
+        REQUIRE(std::count(first, first + Constant::size, expected) ==
+                static_cast<std::ptrdiff_t>(Constant::size));
+      }
+  }
+}
 
 TEST_CASE("gpu/parameter_kernels: sums, norms and updates are the host's but for rounding",
           "[gpu]") {

@@ -140,9 +140,33 @@ enum class Verdict : std::uint8_t {
        "Such a device links neither library.")                                                     \
   /* workers of a parameter server */                                                              \
   RULE(server_out_of_reach, not_built, server, signalled, "this device",                           \
-       " cannot push to a parameter server; use host::Threads, mpi::Processes or "                 \
+       " cannot push to a parameter server; use host::Threads, cuda::Gpus, mpi::Processes or "     \
        "sim::VirtualClock for its workers",                                                        \
-       "A stream of a GPU would have to wait for an answer of the server.")                        \
+       "Processes with a GPU each would have to agree, in each step, on what has arrived.")        \
+  RULE(late_on_device, not_built, server | late | own_memory, none, "layers of a worker on a GPU", \
+       " cannot be late; use host::Threads, mpi::Processes or sim::VirtualClock for its device, "  \
+       "or a staleness model without late layers, such as staleness::Synchronous",                 \
+       "Predictions, and the choice of late layers, would have to be kernels.")                    \
+  RULE(stream_on_device, not_built, server | asynchronous | own_memory, none, "a worker on a GPU", \
+       " takes no streams of minibatches; use host::Threads, mpi::Processes or "                   \
+       "sim::VirtualClock for its device, or a staleness model that is taken by step",             \
+       "The host would have to enqueue each minibatch when its weights have arrived.")             \
+  RULE(groups_on_device, not_built, server | layer_split | own_memory, none, "a worker on a GPU",  \
+       " has no groups of ranks that share layers; use host::Threads or sim::VirtualClock for "    \
+       "its device, or leave partition::LayerSplit out",                                           \
+       "What the first member receives would have to be copied to the others.")                    \
+  RULE(step_by_host_rule, need, server | own_memory | pushes_no_changes, suits_server | averages,  \
+       "a parameter server",                                                                       \
+       " takes the steps of its workers on the host, where this optimizer has no rule; give the "  \
+       "Rule of cuda::Enqueued an 'update(view, gradient_scale, step)' for the host, or let the "  \
+       "staleness model push changes",                                                             \
+       "The server has parameters and gradients in the memory of the host.")                       \
+  RULE(change_by_kernel, need, server | own_memory | workers_model,                                \
+       pushes_no_changes | suits_server, "a worker on a GPU",                                      \
+       " that pushes changes needs an optimizer's kernel that makes them; have yours obey "        \
+       "Update::changes, with 'static constexpr bool makes_changes = true;' in its Launch, or "    \
+       "let the staleness model push gradients",                                                   \
+       "The optimizer's state lies in the memory of the GPU.")                                     \
   RULE(server_in_one_process, not_built, server | own_stages, reaches_processes,                   \
        "a worker over processes",                                                                  \
        " cannot reach a parameter server that lies in one of them; use mpi::ParameterServer, or "  \
@@ -281,6 +305,9 @@ enum class Verdict : std::uint8_t {
        " has processes wait for shapes in every step, which a graph cannot; leave it or capture "  \
        "out",                                                                                      \
        "A graph is recorded with the shapes of one step.")                                         \
+  RULE(captured_worker, not_built, capture | server, none, "a step of a worker",                   \
+       " waits on the host for its parameter server, which a graph cannot; leave capture out",     \
+       "A graph would have to end where the worker pushes.")                                       \
   /* kernels for parameters on GPUs, which are looked at before a program that trains */           \
   RULE(update_by_kernel, need, own_memory | trains, kernel, "parameters on a GPU",                 \
        " need an optimizer whose update is a kernel; give Pipeline::with a cuda::Enqueued, or "    \
@@ -331,6 +358,9 @@ enum class Verdict : std::uint8_t {
   RULE(enqueued_on_host, no_effect, enqueue, runs_ahead, "enqueue",                                \
        " returns when the step is done",                                                           \
        "On threads, in processes and in virtual time the caller, or the threads, run the step.")   \
+  RULE(enqueued_worker, no_effect, enqueue | server, none, "enqueue",                              \
+       " returns when the step of a worker is done",                                               \
+       "The host waits for the parameter server in each step.")                                    \
   RULE(enqueued_record, no_effect, enqueue | records, none, "enqueue",                             \
        " returns when a recorded step is done", "The host reads the times of its actions.")        \
   RULE(enqueued_each_pass, no_effect, enqueue | each_pass, none, "enqueue",                        \

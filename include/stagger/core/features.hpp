@@ -64,6 +64,7 @@ namespace stagger::detail {
   FEATURE(whole_layers, "an optimizer that is not element_wise")                           \
   FEATURE(kernel, "an optimizer whose update is a kernel")                                 \
   FEATURE(asks_scale, "an optimizer's kernel that asks whether it may update")             \
+  FEATURE(suits_server, "an optimizer with what a worker on a GPU needs of it")            \
   FEATURE(clips, "Options::clip_norm")                                                     \
   FEATURE(looks, "Options::non_finite other than NonFinite::ignore")                       \
   FEATURE(skips, "NonFinite::skip")                                                        \
@@ -114,7 +115,7 @@ STAGGER_FEATURES(STAGGER_FEATURE)
 inline constexpr Features of_threads = obeys_placement | may_shard | signalled | shares_layers;
 inline constexpr Features of_virtual_clock = may_shard | signalled | shares_layers | virtual_time;
 inline constexpr Features of_gpus =
-    obeys_placement | enqueues | own_memory | captures | runs_ahead | shares_layers;
+    obeys_placement | enqueues | own_memory | captures | runs_ahead | signalled | shares_layers;
 inline constexpr Features of_gpus_apart =
     obeys_placement | enqueues | own_memory | captures | runs_ahead | library_sums;
 inline constexpr Features of_processes = obeys_placement | may_shard | shards_states |

@@ -36,6 +36,7 @@ struct Gpus {
                                        .gathers_parameters = true,
                                        .runs_ahead = true,
                                        .captures = true,
+                                       .outside_signals = true,
                                        .shares_layers = true};
   static_assert(stagger::detail::device_features(traits) == stagger::detail::feature::of_gpus);
 

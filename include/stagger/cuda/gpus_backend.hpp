@@ -17,6 +17,7 @@
 #include <stagger/cuda/detail/facts.hpp>
 #include <stagger/cuda/detail/graph_cache.hpp>
 #include <stagger/cuda/detail/group_sums.hpp>
+#include <stagger/cuda/detail/host_exchange.hpp>
 #include <stagger/cuda/detail/in_flight.hpp>
 #include <stagger/cuda/detail/messages.hpp>
 #include <stagger/cuda/detail/non_finite.hpp>
@@ -40,6 +41,7 @@ class Enqueuer {
         messages_(streams_, options.wires),
         square_sums_(streams_, options.kernels, non_finite_),
         group_sums_(streams_, options.kernels),
+        exchange_(streams_),
         state_{machine},
         non_finite_(machine, options.ahead, gpus_->processes() != nullptr) {}
   Enqueuer(Enqueuer const&) = delete;
@@ -65,6 +67,7 @@ class Enqueuer {
     streams_.begin_step(slot);
     messages_.begin_step();
     group_sums_.begin_step();
+    if (exchange_.active()) exchange_.begin_step();
     timed_ = machine_.options().record || machine_.run.grouping_run.measures();
   }
 
@@ -104,6 +107,7 @@ class Enqueuer {
   Messages messages_;
   SquareSums square_sums_;
   GroupSums group_sums_;
+  HostExchange exchange_;
   DistributedState state_;
   NonFiniteSteps non_finite_;
   std::size_t slot_ = 0;  // of the iteration that is being enqueued, or was last
@@ -165,11 +169,14 @@ class Enqueuer {
     messages_.await(rank, r, in);
     if (ends_step(in.op) && updates(in.op)) return updates_.push_back({&rank, r, &in});
     if (reduces(in.op) && group_sums_.apart(in.cell)) return group_sums_.await(r, in);
+    if (exchanges(in.op)) return exchange_.reach(r, in);
     AtPlace const here(streams_.place_of(r, in));
     if (ends_step(in.op) && adds_up(in.op)) {
       messages_.await_gradients(r);
-      return stagger::detail::StepEnd{machine_.model, machine_.run}.finish(
+      stagger::detail::StepEnd{machine_.model, machine_.run}.finish(
           rank.number, (*gpus_)[streams_.gpu_of(r)].sums.data());
+      if (exchange_.begins_early()) exchange_.make(r);
+      return;
     }
     if (in.op == Op::apply && non_finite_.looks()) square_sums_.find_scale(r, in);
     if (options_.ranges.begin != nullptr) [[unlikely]]
@@ -186,11 +193,7 @@ class Enqueuer {
   }
   [[gnu::cold]] void announce(stagger::detail::RankState& rank, std::size_t r,
                               Instruction const& in) {
-    options_.ranges.begin(stagger::detail::describe(in).c_str());
-    struct End {
-      void (*end)();
-      ~End() { end(); }
-    } const range{options_.ranges.end};
+    Range const range(options_.ranges, stagger::detail::describe(in).c_str());
     carry_out(rank, r, in);
   }
 
@@ -202,6 +205,7 @@ class Enqueuer {
     for (auto const& [rank, r, in] : updates_)
       if (rank != nullptr && square_sums_.wanted()) square_sums_.find_scale(r);
     check(refused(), "change parameters");  // without a flush
+    if (exchange_.active()) return exchange_.end(updates_, decided_);
     if (updates_.empty() || !machine_.commit()) return;
     decided_ = true;
     streams_.insist();
@@ -258,10 +262,7 @@ class GpusBackend : detail::Enqueuer {
     if (gpus_->processes() == nullptr) return;
     machine_.traffic.by_back_end();
     gpus_->processes()->agree(detail::facts_of(machine_, options_));
-    auto const share = [](void* sums, double* backward_s, double* sum_s) {
-      static_cast<detail::GroupSums*>(sums)->share(backward_s, sum_s);
-    };
-    machine_.run.grouping_peers = {&group_sums_, share, nullptr};
+    machine_.run.grouping_peers = group_sums_.peers();
   }
   GpusBackend(GpusBackend const&) = delete;
   GpusBackend& operator=(GpusBackend const&) = delete;
@@ -271,9 +272,9 @@ class GpusBackend : detail::Enqueuer {
     // The devices may still run enqueued work, so it and its memory are kept.
     detail::leave_behind(streams_.streams());
     detail::leave_behind(std::move(gpus_));
-    for (auto& memory : *memories_)
-      memory.release = [](stagger::detail::ParameterMemory const&, void*) noexcept {};
-    if (machine_.model.memory->device >= 0) machine_.model.abandon_parameters();
+    for (auto& memory : *memories_) memory.abandon();
+    if (machine_.model.memory->device >= 0) machine_.model.device_memory.abandon();
+    machine_.model.host_memory.abandon();
   }
 
   /// Prepares for a program that the machine has loaded, together with the other processes.
@@ -287,6 +288,7 @@ class GpusBackend : detail::Enqueuer {
     streams_.assign(places);
     group_sums_.connect(places);
     messages_.load(places);
+    exchange_.load();
     streams_.load(messages_.routes(), slots());
     if (machine_.model.memory->device < 0) detail::settle_parameters(streams_, *memories_);
     group_sums_.load();
@@ -304,12 +306,10 @@ class GpusBackend : detail::Enqueuer {
   /// the devices have not moved for the deadline.
   void drive() noexcept {
     enqueue(0);
+    if (!exchange_.push_groups(in_flight_)) return call_off();
     if (machine_.failed() || done(0, 0)) return;
     try {
-      for (std::size_t g = 0; g < gpus_->size() && timed_; ++g) {
-        gpus_->select(g);
-        (*gpus_)[g].timeline.finish(machine_);
-      }
+      if (timed_) gpus_->tell_times(machine_);
       machine_.gradient_norm(results(0, losses()));
       if (auto const failure = non_finite_.note(0, square_sums_.not_finite_anywhere(0), false)) {
         machine_.lose(failure);
@@ -318,10 +318,13 @@ class GpusBackend : detail::Enqueuer {
     } catch (...) {
       in_flight_.lose(std::current_exception(), decided_);
     }
+    if (!exchange_.finish(in_flight_)) call_off();
   }
 
+  /// A worker never runs ahead: the host waits for its parameter server in each step.
   [[nodiscard]] bool runs_ahead() const noexcept {
-    return !machine_.options().record && !machine_.run.grouping_run.measures();
+    return !machine_.options().record && !machine_.run.grouping_run.measures() &&
+           machine_.exchange() == nullptr;
   }
   [[nodiscard]] std::size_t slots() const noexcept { return in_flight_.slots(); }
 
@@ -360,7 +363,8 @@ class GpusBackend : detail::Enqueuer {
   /// @return counters of what is done with them
   /// @throws Error bad_configuration if shapes change
   GraphCounts const& capture(bool on) {
-    detail::require_capture(on, options_, gpus_->processes() != nullptr);
+    detail::require_capture(on, options_, gpus_->processes() != nullptr,
+                            machine_.exchange() != nullptr);
     options_.capture = on;
     return graphs_.counts();
   }

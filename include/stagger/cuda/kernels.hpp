@@ -107,6 +107,9 @@ template <class Rule, class T> struct Update {
   GradientScale const* scale = nullptr;
   StepNumbers const* numbers = nullptr;
   std::int64_t number = 1;  ///< numbers->steps + number is the optimizer step, counted from 1
+  /// view.next gets what would be added to view.value, not the sum: for a worker of a parameter
+  /// server that pushes changes. Only a kernel whose Launch `makes_changes` is asked for that.
+  bool changes = false;
 };
 
 namespace detail {
@@ -179,6 +182,7 @@ inline constexpr ParameterKernels parameter_kernels{
 /// The library's kernels of optimizer::Sgd and optimizer::AdamW.
 struct LaunchUpdate {
   static constexpr bool asks_scale = true;
+  static constexpr bool makes_changes = true;
   template <class Rule, class T>
   cudaError_t operator()(Update<Rule, T> const& what, cudaStream_t stream) const {
     static_assert(std::same_as<Rule, optimizer::Sgd> || std::same_as<Rule, optimizer::AdamW>,
@@ -189,7 +193,7 @@ struct LaunchUpdate {
 };
 
 /// An optimizer whose update is a kernel. It contains the numbers of its rule, which may be changed
-/// between steps.
+/// between steps. A parameter server takes the steps of its workers on the host, by the rule itself.
 ///
 /// @code
 ///     cuda::Enqueued<optimizer::AdamW> adam{{.rate = 1e-3}};   // with the library's kernel
@@ -205,7 +209,8 @@ struct LaunchUpdate {
 /// @tparam Rule    trivially copyable, with `states`; such as optimizer::AdamW
 /// @tparam Launch  launches the kernel for one parameter and returns CUDA's result; its `asks_scale`
 ///                 says that the kernel changes nothing unless scale->updates(). Without it,
-///                 Options::non_finite must be NonFinite::ignore
+///                 Options::non_finite must be NonFinite::ignore. Its `makes_changes` says that the
+///                 kernel obeys Update::changes; workers that push changes need that
 template <class Rule, class Launch = LaunchUpdate> struct Enqueued : Rule {
   static_assert(std::is_trivially_copyable_v<Rule> && std::is_empty_v<Launch>,
                 "stagger: an enqueued optimizer is copied to the GPU: its rule must be trivially "
@@ -215,13 +220,32 @@ template <class Rule, class Launch = LaunchUpdate> struct Enqueued : Rule {
   static constexpr bool asks_scale = requires {
     requires bool { Launch::asks_scale };
   };
+  static constexpr bool makes_changes = requires {
+    requires bool { Launch::makes_changes };
+  };
+  /// For parameters on the host; void if the rule has no update for them.
+  using HostRule = std::conditional_t<OptimizerPolicy<Rule>, Rule, void>;
 
   template <class T>
   void update(OptimizerView<T> const& view, double, std::int64_t number) const noexcept {
+    enqueue(view, number, false);
+  }
+  template <class T>
+  void change(OptimizerView<T> const& view, double, std::int64_t number) const noexcept {
+    enqueue(view, number, true);
+  }
+
+ private:
+  template <class T>
+  static void enqueue(OptimizerView<T> const& view, std::int64_t number, bool changes) noexcept {
     if (view.size == 0) return;
     auto const& step = *detail::place.step;
-    Update<Rule, T> const what{view, static_cast<Rule const*>(step.optimizer), step.scale,
-                               step.numbers, number - step.steps};
+    Update<Rule, T> const what{view,
+                               static_cast<Rule const*>(step.optimizer),
+                               step.scale,
+                               step.numbers,
+                               number - step.steps,
+                               changes};
     detail::insist([&] { return Launch{}(what, stream()); });
   }
 };

@@ -14,4 +14,20 @@ struct Ranges {
   void (*end)() = nullptr;
 };
 
+namespace detail {
+
+/// A range from its construction to its destruction.
+class Range {
+ public:
+  Range(Ranges const& ranges, char const* name) : end_(ranges.end) { ranges.begin(name); }
+  Range(Range const&) = delete;
+  Range& operator=(Range const&) = delete;
+  ~Range() { end_(); }
+
+ private:
+  void (*end_)();
+};
+
+}  // namespace detail
+
 }  // namespace stagger::cuda

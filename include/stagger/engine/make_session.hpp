@@ -62,6 +62,9 @@ namespace stagger::detail {
       .with(feature::server, setup.server.link != nullptr)
       .with(feature::grouped_pushes, setup.server.pushes_groups)
       .with(feature::whole_layers, !setup.optimizer.element_wise)
+      .with(feature::suits_server, staleness.pushes == staleness::Pushes::changes
+                                       ? setup.optimizer.makes_changes
+                                       : setup.optimizer.has_host_rule())
       .with(feature::clips, options.clip_norm.has_value())
       .with(feature::skips, options.non_finite == NonFinite::skip)
       .with(feature::recomputes, options.recompute)

@@ -223,6 +223,12 @@ template <bool changes, class P, bool words = true>
   call.element_wise = P::element_wise;
   if constexpr (updates_by_kernel<P>) call.enqueued_bytes = sizeof(P);
   if constexpr (requires { P::asks_scale; }) call.asks_scale = P::asks_scale;
+  if constexpr (changes && requires { P::makes_changes; }) call.makes_changes = P::makes_changes;
+  if constexpr (words && OptimizerPolicy<HostRuleOf<P>>)
+    call.on_host = [](void const* erased) {
+      using Host = HostRuleOf<P>;
+      return optimizer_call<false, Host>(static_cast<Host const&>(*static_cast<P const*>(erased)));
+    };
   return call;
 }
 

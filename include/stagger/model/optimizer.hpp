@@ -90,6 +90,17 @@ template <class O>
 inline constexpr bool updates_by_kernel =
     requires { requires std::bool_constant<O::enqueues>::value; };
 
+/// The rule of an optimizer whose update is a kernel, for parameters on the host; void: none.
+template <class O> struct HostRule {
+  using type = void;
+};
+template <class O>
+  requires requires { typename O::HostRule; }
+struct HostRule<O> {
+  using type = typename O::HostRule;
+};
+template <class O> using HostRuleOf = typename HostRule<O>::type;
+
 /// @throws Error  bad_configuration for a rate below 0, or a decay outside of [0, 1)
 [[gnu::cold]] inline void require_rate(double rate) {
   if (!(rate >= 0))

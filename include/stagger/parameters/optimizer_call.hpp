@@ -51,7 +51,19 @@ struct OptimizerCall {
   std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
                                    // carried out
   bool asks_scale = false;         // an enqueued update changes nothing if gradients are not finite
+  bool makes_changes = false;      // whether `change` enqueues a kernel, too
   bool element_wise = true;        // whether any part of a parameter can be updated separately
+  /// The same rule for parameters on the host; null: the optimizer itself, unless it is enqueued.
+  OptimizerCall (*on_host)(void const* optimizer) = nullptr;
+
+  /// Whether a parameter server can take the optimizer's steps.
+  [[nodiscard]] bool has_host_rule() const noexcept {
+    return enqueued_bytes == 0 || on_host != nullptr;
+  }
+  /// What a parameter server is given.
+  [[nodiscard]] OptimizerCall host_rule() const {
+    return on_host != nullptr ? on_host(optimizer) : *this;
+  }
 };
 
 }  // namespace stagger::detail

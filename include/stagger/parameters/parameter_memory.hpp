@@ -21,18 +21,25 @@ namespace stagger::detail {
 /// of these functions and pay nothing for them.
 struct ParameterMemory {
   int device;
+  ParameterMemory const* host;  // from and to which `copy` is fast; null: there is none
   // Called between steps; complete when they return. They throw if the device refuses.
   void* (*allocate)(ParameterMemory const&, std::size_t bytes);  // zeros
   void (*release)(ParameterMemory const&, void*) noexcept;
   void (*upload)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
   void (*download)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
   // Enqueued after the work of the current rank; between steps, complete when they return.
+  // Either end of a copy may lie in `host`.
   void (*copy)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
   void (*add)(ParameterMemory const&, ElementType, void* sum, void const* more, std::size_t size);
   void (*sum_squares)(ParameterMemory const&, ElementType, void const* gradient, std::size_t size,
                       double* sum);
   /// A refusal is reported to the back end, since the step may already be decided.
   void (*zero)(ParameterMemory const&, void* memory, std::size_t bytes) noexcept;
+
+  /// A device may still work on what is there: nothing is given back from now on.
+  [[gnu::cold]] void abandon() noexcept {
+    release = [](ParameterMemory const&, void*) noexcept {};
+  }
 };
 
 /// A block of host or back end memory, initialised with zeros, aligned to `alignment_bytes`.

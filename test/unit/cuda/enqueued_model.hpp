@@ -285,6 +285,7 @@ inline std::atomic<std::int64_t> lost_step{-1};
 /// The library's kernels, before which the device may be lost.
 struct Launch {
   static constexpr bool asks_scale = true;
+  static constexpr bool makes_changes = true;
   template <class Rule, class T>
   cudaError_t operator()(sg::cuda::Update<Rule, T> const& update, cudaStream_t stream) const {
     auto const result = launch(stream, [numbers = update.numbers] {

@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <stagger/collective/parameter_server.hpp>
-#include <stagger/engine/run_together.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
@@ -31,19 +29,6 @@ TEST_CASE("cuda/Gpus: GPUs that are not there, or named twice, are refused in wo
   CHECK(make({3, 1}).empty());
   si::set_machine({.devices = 0});
   CHECK(has(make({}), "no GPU that this process may use"));
-}
-
-TEST_CASE("cuda/Gpus: a worker of a parameter server is refused in words", "[cuda]") {
-  si::Session const session;
-  sg::collective::ParameterServer server({.workers = 1});
-  auto const worker = [&] {
-    static_cast<void>(sg::Pipeline{layers_on_gpus()}.with(
-        LossOnGpu{}, sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()}, on_gpus({0}),
-        server.worker(0)));
-  };
-  CHECK(has(words_of(worker),
-            "this device cannot push to a parameter server; use host::Threads, mpi::Processes or "
-            "sim::VirtualClock for its workers"));
 }
 
 TEST_CASE("cuda/Gpus: whatever CUDA refuses, parameters are those before or after the step",

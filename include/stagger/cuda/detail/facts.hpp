@@ -68,14 +68,18 @@ struct GpusOptions {
 }
 
 /// @param together  whether other processes take the same steps
+/// @param worker    whether a step ends with the exchange with a parameter server
 /// @throws stagger::Error  bad_configuration if a graph cannot be recorded
-[[gnu::cold]] inline void require_capture(bool on, GpusOptions const& device, bool together) {
+[[gnu::cold]] inline void require_capture(bool on, GpusOptions const& device, bool together,
+                                          bool worker) {
   namespace feature = stagger::detail::feature;
-  require_rule(stagger::detail::Rule::captured_shapes,
-               stagger::detail::Features{}
-                   .with(feature::capture, on)
-                   .with(feature::shapes_change, device.wires.shapes_change)
-                   .with(feature::apart, together));
+  auto const features = stagger::detail::Features{}
+                            .with(feature::capture, on)
+                            .with(feature::shapes_change, device.wires.shapes_change)
+                            .with(feature::apart, together)
+                            .with(feature::server, worker);
+  require_rule(stagger::detail::Rule::captured_worker, features);
+  require_rule(stagger::detail::Rule::captured_shapes, features);
 }
 
 /// The facts of a pipeline. Their number is the same for all models, since processes compare them

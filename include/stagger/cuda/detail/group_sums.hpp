@@ -225,6 +225,11 @@ class GroupSums {
               " ranks on ", different.size(),
               " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
               "placement::ExplicitMap");
+      if (program.exchanges())
+        raise(Errc::bad_configuration, "stage ", stage, " of a worker has replicas on ",
+              different.size(),
+              " GPUs, but its parameter server's weights are brought to one; put them on one GPU, "
+              "by a placement such as placement::ExplicitMap");
       group_of_[stage] = wanted.size();
       wanted.push_back(holders);
     });
@@ -294,6 +299,14 @@ class GroupSums {
       if (state_.rank_of(c) == rank && apart(c)) state_.update(c);
   }
 
+  /// The way in which processes choose the same groups.
+  [[nodiscard]] [[gnu::cold]] stagger::detail::GroupingPeers peers() noexcept {
+    return {this,
+            [](void* sums, double* backward_s, double* sum_s) {
+              static_cast<GroupSums*>(sums)->share(backward_s, sum_s);
+            },
+            nullptr};
+  }
   /// Adds up the times that each process has measured for the groups of the program, so that all
   /// decide from the same times.
   [[gnu::cold]] void share(double* backward_s, double* sum_s) const {

@@ -210,6 +210,11 @@ class InFlight {
       if (all_[after(i)].enqueued) static_cast<void>(await(after(i), 0));
   }
 
+  /// Waits for something that the devices do in the current iteration.
+  /// @return the error of a device, or Error(deadline); null: it is done
+  template <class Done> [[nodiscard]] std::exception_ptr wait(Done done) noexcept {
+    return wait_policy_.wait(slot_, false, done);
+  }
   /// Waits until the devices are idle.
   /// @param grace_s  how long to wait if something else has failed
   [[nodiscard]] std::exception_ptr wait_for_all(double grace_s = 0) noexcept {

@@ -108,8 +108,8 @@ class NonFiniteSteps {
   [[nodiscard]] [[gnu::cold]] std::exception_ptr failure_of(std::int64_t found,
                                                             std::int64_t before) const noexcept {
     try {
-      raise(Errc::not_finite, words(found), ", so nothing was updated after step ", before,
-            stagger::detail::not_finite_remedy);
+      raise(Errc::not_finite, words(found), ", so ", machine_.run.left_out(), " after step ",
+            before, stagger::detail::not_finite_remedy);
     } catch (...) {
       return std::current_exception();
     }

@@ -122,7 +122,8 @@ template <class Rule, class T> struct UpdateArguments {
         rule(what.rule),
         scale(what.scale),
         numbers(what.numbers),
-        number(what.number) {}
+        number(what.number),
+        changes(what.changes) {}
   T const* value;
   T* next;
   T const* gradient;
@@ -134,9 +135,10 @@ template <class Rule, class T> struct UpdateArguments {
   GradientScale const* scale;
   StepNumbers const* numbers;
   std::int64_t number;
+  bool changes;
 };
 
-/// One step, with the arithmetic of the host's rule.
+/// One step, or what it would add, with the arithmetic of the host's rule.
 template <class Rule, class T> struct UpdateElements;
 
 template <class T> struct UpdateElements<optimizer::Sgd, T> {
@@ -154,7 +156,7 @@ template <class T> struct UpdateElements<optimizer::Sgd, T> {
       T const slope = v.gradient[i] * scale + decay * v.value[i];
       T const velocity = mu * v.state_0[i] + slope;
       v.state_0[i] = velocity;
-      v.next[i] = v.value[i] - eta * velocity;
+      v.next[i] = v.changes ? -eta * velocity : v.value[i] - eta * velocity;
     }
   }
 };
@@ -169,7 +171,9 @@ template <class T> struct UpdateElements<optimizer::AdamW, T> {
     auto const scale = static_cast<T>(v.scale->factor);
     auto const b1 = static_cast<T>(rule.beta1);
     auto const b2 = static_cast<T>(rule.beta2);
-    auto const keep = static_cast<T>(v.decays ? 1 - rule.rate * rule.weight_decay : 1);
+    double const decaying =
+        v.changes ? -rule.rate * rule.weight_decay : 1 - rule.rate * rule.weight_decay;
+    auto const keep = static_cast<T>(v.decays ? decaying : v.changes ? 0 : 1);
     auto const eta = static_cast<T>(rule.rate / (1 - std::pow(rule.beta1, t)));
     auto const root = static_cast<T>(1 / std::sqrt(1 - std::pow(rule.beta2, t)));
     auto const eps = static_cast<T>(rule.epsilon);

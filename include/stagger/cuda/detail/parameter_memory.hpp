@@ -44,10 +44,34 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
   settle();
 }
 
+/// Page-locked memory of the host, for copies of parameters.
+inline constexpr ParameterMemory page_locked{
+    .device = -1,
+    .host = nullptr,
+    .allocate = [](ParameterMemory const&, std::size_t bytes) -> void* {
+      void* memory = nullptr;
+      check(cudaMallocHost(&memory, bytes), "lock pages of host memory");
+      return std::memset(memory, 0, bytes);
+    },
+    .release = [](ParameterMemory const&,
+                  void* block) noexcept { static_cast<void>(cudaFreeHost(block)); },
+    .upload = [](ParameterMemory const&, void* to, void const* from,
+                 std::size_t bytes) { std::memcpy(to, from, bytes); },
+    .download = [](ParameterMemory const&, void* to, void const* from,
+                   std::size_t bytes) { std::memcpy(to, from, bytes); },
+    .copy = [](ParameterMemory const&, void* to, void const* from,
+               std::size_t bytes) { std::memcpy(to, from, bytes); },
+    .add = [](ParameterMemory const&, ElementType, void*, void const*, std::size_t) {},
+    .sum_squares = [](ParameterMemory const&, ElementType, void const*, std::size_t, double*) {},
+    .zero = [](ParameterMemory const&, void* block,
+               std::size_t bytes) noexcept { std::memset(block, 0, bytes); },
+};
+
 /// The operations of the engine on parameters on a GPU.
 [[nodiscard]] inline ParameterMemory parameter_memory(int device) noexcept {
   ParameterMemory memory{};
   memory.device = device;
+  memory.host = &page_locked;
   memory.allocate = &allocate_zeros;
   memory.release = [](ParameterMemory const&, void* block) noexcept {
     static_cast<void>(cudaFree(block));
@@ -59,8 +83,8 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
     copy_now(m, to, from, bytes, cudaMemcpyDeviceToHost);
   };
   memory.copy = [](ParameterMemory const& m, void* to, void const* from, std::size_t bytes) {
-    if (place.step == nullptr) return copy_now(m, to, from, bytes, cudaMemcpyDeviceToDevice);
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "copy parameters");
+    if (place.step == nullptr) return copy_now(m, to, from, bytes, cudaMemcpyDefault);
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "copy parameters");
   };
   memory.zero = [](ParameterMemory const&, void* block, std::size_t bytes) noexcept {
     insist([&] { return cudaMemsetAsync(block, 0, bytes, stream()); });
@@ -82,23 +106,13 @@ inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU")
 /// Host memory for parameters until a program determines which GPU needs them. Those of stages that
 /// other processes run stay there. Steps do not use them.
 [[nodiscard]] inline ParameterMemory staging_memory() noexcept {
-  ParameterMemory memory{};
-  memory.device = -1;
+  ParameterMemory memory = page_locked;
+  memory.host = &page_locked;
   memory.allocate = [](ParameterMemory const&, std::size_t bytes) -> void* {
     return std::memset(stagger::detail::aligned_memory(bytes).release(), 0, bytes);
   };
   memory.release = [](ParameterMemory const&, void* block) noexcept {
     stagger::detail::AlignedDelete{}(block);
-  };
-  memory.upload = memory.download =
-      memory.copy = [](ParameterMemory const&, void* to, void const* from, std::size_t bytes) {
-        std::memcpy(to, from, bytes);
-      };
-  memory.zero = [](ParameterMemory const&, void* block, std::size_t bytes) noexcept {
-    std::memset(block, 0, bytes);
-  };
-  memory.add = [](ParameterMemory const&, ElementType, void*, void const*, std::size_t) {};
-  memory.sum_squares = [](ParameterMemory const&, ElementType, void const*, std::size_t, double*) {
   };
   return memory;
 }

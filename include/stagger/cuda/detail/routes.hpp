@@ -144,7 +144,8 @@ struct Routes {
       auto const r = static_cast<std::size_t>(player.rank());
       Instruction const& in = player.instruction();
       for (Wait const& wait : player.waits())
-        if (wait.count != 0) next[r] = std::max(next[r], given[wait.signal][wait.count - 1]);
+        if (wait.count != 0 && program.signals[wait.signal].sender != SignalEnds::outside)
+          next[r] = std::max(next[r], given[wait.signal][wait.count - 1]);
       if (rounds.size() <= next[r]) rounds.resize(next[r] + 1);
       rounds[next[r]++].push_back(
           {static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(player.index())});

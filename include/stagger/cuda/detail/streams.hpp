@@ -26,6 +26,7 @@ struct Gpu {
   int device;  // first: it is selected for all below
   std::shared_ptr<Pool> pool;
   Stream main_stream{Priority::message};  ///< an iteration begins and ends there
+  std::unique_ptr<Stream> exchange;       ///< of a worker, with its parameter server
   std::vector<Event> events;
   Iteration iteration;
   Timeline timeline;
@@ -121,6 +122,13 @@ class GpuSet {
   [[nodiscard]] std::vector<Channel> const& channels() const noexcept { return channels_; }
   [[nodiscard]] std::vector<ReplicaGroup> const& groups() const noexcept { return groups_; }
 
+  /// Delivers the times of a recorded step that is done.
+  template <class Machine> [[gnu::cold]] void tell_times(Machine& machine) const {
+    for (std::size_t g = 0; g < size(); ++g) {
+      select(g);
+      gpus_[g]->timeline.finish(machine);
+    }
+  }
   /// Copies the losses that kernels have computed to the host.
   /// @param losses  [replicas of the last stage][microbatches] overwritten
   void take_losses(std::size_t slot, double* losses) const noexcept {
@@ -163,7 +171,7 @@ class GpuSet {
 class EventNumbers {
  public:
   /// @param gpu      [ranks] GPU of this process, or `gpus` for a rank of another process
-  /// @param streams  of channels and groups
+  /// @param streams  of channels and groups, and for the exchange with a server
   [[gnu::cold]] void load(Program const& program, Routes const& routes,
                           List<std::size_t> const& gpu, std::size_t gpus, std::size_t streams) {
     List<std::size_t> used(gpus + 1);
@@ -175,8 +183,9 @@ class EventNumbers {
     first_.clear();
     for (std::size_t s = 0; s < gives.size(); ++s) {
       auto const route = routes.route_of[s];
-      std::size_t const of =
-          route != Routes::none ? gpu[routes.all[route].receiver] : gpu[program.signals[s].sender];
+      SignalEnds const& ends = program.signals[s];
+      int const giver = ends.sender == SignalEnds::outside ? ends.receiver : ends.sender;
+      std::size_t const of = route != Routes::none ? gpu[routes.all[route].receiver] : gpu[giver];
       gpu_.push_back(of);
       first_.push_back(used[of]);
       used[of] += gives[s];
@@ -242,7 +251,7 @@ class Streams {
     }
     std::size_t further = gpus_->channels().size();
     for (auto const& group : gpus_->groups()) further += group.members.size();
-    numbers_.load(program, routes, gpu_, gpus_->size(), further);
+    numbers_.load(program, routes, gpu_, gpus_->size(), further + 1);
     issued_.assign(numbers_.signals(), 0);
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       gpus_->select(g);
@@ -431,6 +440,7 @@ class Streams {
         if (member->gpu == gpu) visit(member->stream, fence);
         ++fence;
       }
+    if (auto const& exchange = (*gpus_)[gpu].exchange) visit(*exchange, fence);
   }
 
   stagger::detail::Machine& machine_;

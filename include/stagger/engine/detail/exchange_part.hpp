@@ -20,6 +20,20 @@ class Exchange : public StepPart {
   /// Called after `load` by a back end of several processes.
   /// @param ranks  [ranks] whether this process runs the rank
   virtual void runs(bool const* ranks) = 0;
+
+  // For a device with memory of its own, which the host cannot read. It enqueues what a push sends,
+  // and a copy of that to the host; when the copy is there, `execute` pushes it.
+
+  /// What makes that in the current step.
+  enum class Makes : std::uint8_t {
+    gradients,  ///< nothing: they are pushed as they are, and are zeros once all ranks have finished
+    kernel,     ///< a kernel of the optimizer, which needs the norm of all gradients
+    update,     ///< likewise, and nothing is pushed: the step can no longer fail
+  };
+  [[nodiscard]] virtual Makes makes() const noexcept { return Makes::gradients; }
+  /// Enqueues it, and the copy.
+  virtual void make(Machine&, Instruction const& /*push*/) {}
+
   /// A step is about to begin: of an error that keeps it from that, the others know nothing yet.
   virtual void comes() noexcept = 0;
   /// The worker takes no further step because of an error outside of its steps: the others are told

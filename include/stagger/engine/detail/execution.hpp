@@ -154,10 +154,17 @@ struct Execution {
   /// The factor that scales all gradients down to Options::clip_norm, once each rank has finished.
   /// @param rank  that asks
   [[nodiscard]] double gradient_scale(ModelState const& model, int rank) noexcept {
-    if (!model.options.clip_norm || model.memory != nullptr) return 1;
-    double const norm = model.gradient_norm();
+    if (!model.options.clip_norm) return 1;
+    // A device has found it, but only for what is pushed on the host: its updates find it there.
+    double const norm = model.memory != nullptr ? gradient_norm : model.gradient_norm();
     if (rank == reporter) gradient_norm = norm;
     return norm > *model.options.clip_norm ? *model.options.clip_norm / norm : 1;
+  }
+
+  /// What a step with gradients that are not finite leaves out. Of a worker nothing but its own
+  /// push, since the server may add those of others.
+  [[nodiscard]] char const* left_out() const noexcept {
+    return program->exchanges() ? "this worker pushed nothing" : no_update;
   }
 
   /// Says in which action a layer threw the exception with which the step ends.
@@ -334,15 +341,18 @@ struct StepEnd {
     if (each && (!looks() || !clips || math::isfinite(model.gradient_norm()))) return false;
     if (model.options.non_finite == NonFinite::skip) return true;
     if (!each) refuse(ends[found].not_finite - 1, static_cast<int>(found), nullptr);
-    refuse_norm(model.steps, left_out());
+    refuse_norm(model.steps, run.left_out());
   }
 
   /// Looks at gradients that are used, or pushed, before all ranks have theirs.
-  /// @param apply  the update of one stage that uses them; null: they are pushed
+  /// @param apply   the update of one stage that uses them; null: they are pushed
+  /// @param copies  [layers] on the host, if a device has the parameters; null: there are none
   /// @throws Error  not_finite
-  void require_finite(IndexRange layers, int rank, Instruction const* apply = nullptr) const {
-    for (std::size_t l = layers.last; looks() && l-- > layers.first;) {
-      LayerParameters const& own = model.parameters[l];
+  void require_finite(IndexRange layers, int rank, Instruction const* apply = nullptr,
+                      LayerParameters const* copies = nullptr) const {
+    bool const look = copies != nullptr ? model.options.non_finite != NonFinite::ignore : looks();
+    for (std::size_t l = layers.last; look && l-- > layers.first;) {
+      LayerParameters const& own = copies != nullptr ? copies[l] : model.parameters[l];
       if (!own.all_finite(own.stored().gradients.data())) refuse(l, rank, apply);
     }
   }
@@ -375,10 +385,6 @@ struct StepEnd {
   [[nodiscard]] bool looks() const noexcept {
     return model.options.non_finite != NonFinite::ignore && model.memory == nullptr;
   }
-  /// Of a worker nothing but its own push, since the server may add those of others.
-  [[nodiscard]] char const* left_out() const noexcept {
-    return run.program->exchanges() ? "this worker pushed nothing" : no_update;
-  }
   /// @param apply  as for require_finite
   [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer, int rank,
                                          Instruction const* apply) const {
@@ -392,7 +398,7 @@ struct StepEnd {
     if (program.exchanges() && (!program.flushes || program.pushes_groups))
       raise(Errc::not_finite, which, " is not finite", when, ", so it was not pushed",
             not_finite_remedy);
-    refuse_update(which, when, model.steps, left_out());
+    refuse_update(which, when, model.steps, run.left_out());
   }
   /// In words, the first microbatch whose loss is not finite either.
   [[nodiscard]] [[gnu::cold]] std::string loss_not_finite() const {

@@ -31,6 +31,7 @@ struct ModelState {
                            int states, ParameterMemory const& where, bool shared_out, bool whole,
                            Grouped const* divided)
       : device_memory(where),
+        host_memory(where.host != nullptr ? *where.host : ParameterMemory{}),
         memory(where.allocate != nullptr ? &device_memory : nullptr),
         layers(std::move(made)),
         parameters(layers.size()),
@@ -135,13 +136,10 @@ struct ModelState {
 
   /// Keeps something for as long as there are parameters.
   void keep(std::shared_ptr<void const> thing) noexcept { kept = std::move(thing); }
-  /// A device may still work on the parameters: their memory is never given back.
-  void abandon_parameters() noexcept {
-    device_memory.release = [](ParameterMemory const&, void*) noexcept {};
-  }
 
   std::shared_ptr<void const> kept;
   ParameterMemory device_memory;
+  ParameterMemory host_memory;    // of copies, if a device has the parameters
   ParameterMemory const* memory;  // null: parameters lie on the host
   List<Layer> layers;
   FixedArray<LayerParameters> parameters;  // [layers]
@@ -150,6 +148,7 @@ struct ModelState {
   bool shards;
   std::shared_ptr<Grouped const> division;  // null: no group was asked for
   Grouped const* grouped;                   // the same if any layer is shared
+  FixedArray<LayerParameters> host_copies;  // of an exchange with a server that has ended
   FixedArray<ShownWhole> shown_wholes;      // then: copies for the caller
   OptimizerCall optimizer;
   bool shown = false;                  // the caller may have written into a copy

@@ -19,6 +19,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/detail/exchange/lacked_pushes.hpp>
+#include <stagger/engine/detail/exchange/told_layers.hpp>
 #include <stagger/engine/detail/exchange_part.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/setup.hpp>
@@ -27,31 +28,6 @@
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
-
-/// Layers as the server is told of them: of the copies that members of a group have, only the
-/// first has parameters. Where a process has no memory yet for layers, neither have these.
-/// @param states  whether the optimizer's states, at first zeros, are exchanged too
-[[nodiscard]] [[gnu::cold]] inline FixedArray<LayerParameters> layers_told(ModelState const& model,
-                                                                           bool states) {
-  auto const& layers = model.parameters;
-  FixedArray<LayerParameters> told(layers.size());
-  for (std::size_t l = 0; l < layers.size(); ++l) {
-    List<ParameterDeclaration> declarations;
-    LayerParameters const& layer = layers[l];
-    std::size_t const count = model.counted(l) ? layer.count() : 0;
-    auto const blocks = layer.blocks();
-    auto const kept = static_cast<unsigned>(count != 0 && states ? layer.shape(0).states : 0);
-    for (std::size_t b = 0; b <= kept; ++b)
-      for (std::size_t i = 0; i < count; ++i) {
-        declarations.push_back(layer.present() ? layer.declaration(i, blocks[b].data())
-                                               : layer.declaration(i));
-        if (b != 0) declarations.back().initial = {}, declarations.back().fill = nullptr;
-      }
-    told[l].adopt(std::move(declarations), static_cast<int>(l), 0, nullptr, false, layer.present());
-    told[l].release_gradients();
-  }
-  return told;
-}
 
 /// The layers of a cell that a worker exchanges.
 struct CellLayers {
@@ -67,9 +43,13 @@ inline void reset_states(Machine& machine, FixedArray<CellLayers> const& cells) 
   auto const reset = [&](std::size_t l) {
     LayerParameters& own = machine.parameters()[l];
     auto const blocks = own.blocks();
-    for (std::size_t b = 1; b < blocks.size(); ++b)
-      if (blocks[b].size() == own.bytes_of_values() && !own.all_finite(blocks[b].data()))
+    for (std::size_t b = 1; b < blocks.size(); ++b) {
+      if (blocks[b].size() != own.bytes_of_values()) continue;
+      if (own.memory() != nullptr)
+        reset_on_device(own, blocks[b]);
+      else if (!own.all_finite(blocks[b].data()))
         own.zero_states();
+    }
   };
   for (auto const& cell : cells)
     for (std::size_t const l : cell.layers) {
@@ -100,6 +80,34 @@ inline constexpr char const* not_let_in = "the server has not let the worker beg
 [[gnu::cold]] inline void begin_and_await(ParameterLink& link, double most_s) {
   link.begin();
   await(link, not_let_in, most_s, [&] { return link.begins(); });
+}
+
+/// Gives the actions of a stage the pushes that their weights lacked.
+/// @param most_of  (minibatch) -> MostLacked
+template <class MostOf>
+[[gnu::cold]] void note_lacked(RankState& rank, int stage, int minibatches, MostOf most_of) {
+  for (schedule::Span& span : rank.spans) {
+    if (!schedule::is_compute(span.action.kind) || span.action.stage != stage) continue;
+    MostLacked const most =
+        most_of(minibatches == 1 ? 0 : std::min(span.action.microbatch, minibatches - 1));
+    span.lacked = most.pushes;
+    span.lacked_of = static_cast<std::uint16_t>(std::max(most.worker, 0));
+  }
+}
+
+/// Gives the members of a group what their first copy of a layer has received.
+/// @param blocks  of values and states
+/// @return the number of copies
+inline std::size_t copy_to_members(Machine& machine, std::size_t layer, std::size_t blocks) {
+  std::size_t copies = 0;
+  auto const from = machine.parameters()[layer].blocks();
+  machine.model.grouped->each_copy(layer, [&](std::size_t copy) {
+    auto const to = machine.parameters()[copy].blocks();
+    for (std::size_t b = 0; b < blocks; ++b)
+      if (!from[b].empty()) std::memcpy(to[b].data(), from[b].data(), from[b].size());
+    ++copies;
+  });
+  return copies;
 }
 
 inline void scale_gradients(LayerParameters const& layer, double scale) noexcept {
@@ -161,16 +169,22 @@ class DrivenExchange : public Exchange {
                              Clock const& clock) final {
     bool const crosses = exchanges(in.op);
     if (!crosses && (in.op != Op::apply || machine.program().flushes)) return false;
-    if (pushes(in.op) && machine.program().flushes && !machine.program().cells[in.cell].alone)
-      machine.gradients_complete(pushed_by(in));
+    if (machine.model.memory == nullptr) tell_gradients(machine, in);  // a device has told of them
     bool const record = rank.record && clock.read != nullptr && crosses;
     double const start_s = record ? clock() : 0;
     if (carry_out(in) && record) rank.spans.push_back({action_of(in), start_s, clock(), false});
     return true;
   }
 
+  [[gnu::cold]] void make(Machine& machine, Instruction const& push) final {
+    tell_gradients(machine, push);
+    make_push(push);
+  }
+
  protected:
   DrivenExchange() = default;
+  /// Enqueues what a push sends, on a device.
+  virtual void make_push(Instruction const& /*push*/) {}
   /// Begins a step of a program that exchanges parameters.
   virtual void begin() = 0;
   /// Carries out `apply`, `push` or `pull`.
@@ -178,6 +192,13 @@ class DrivenExchange : public Exchange {
   virtual bool carry_out(Instruction const&) = 0;
   /// The layers that a push sends: those of the cell, or of a gradient group.
   [[nodiscard]] virtual IndexRange pushed_by(Instruction const&) const noexcept = 0;
+
+ private:
+  /// Tells parts of the gradients that an instruction pushes, unless updates have told of them.
+  void tell_gradients(Machine& machine, Instruction const& in) const {
+    if (pushes(in.op) && machine.program().flushes && !machine.program().cells[in.cell].alone)
+      machine.gradients_complete(pushed_by(in));
+  }
 };
 
 /// The exchange of one worker. Its link is open from the beginning of a stream to its end; for
@@ -221,8 +242,12 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
     bool const copies = machine_.model.grouped != nullptr && packed_.size() == 0;
     auto const told = copies ? layers_told(machine_.model, false) : FixedArray<LayerParameters>();
     auto const& layers = copies ? told : exchanged();
-    WorkerRules rules{staleness_.push_minibatches, staleness_.pushes,        staleness_.adds,
-                      most_ahead(staleness_),      machine_.model.optimizer, kept};
+    WorkerRules rules{staleness_.push_minibatches,
+                      staleness_.pushes,
+                      staleness_.adds,
+                      most_ahead(staleness_),
+                      machine_.model.optimizer.host_rule(),
+                      kept};
     rules.late = staleness_.late;
     rules.late_policy = staleness_.policy;
     if (machine_.model.grouped != nullptr) rules.shared = machine_.model.grouped->description;
@@ -240,6 +265,7 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
     }
     close(why);
   }
+  void add_memory(Memory& memory) const override { memory.parameters += bytes_of(packed_); }
   [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
   [[nodiscard]] std::span<std::uint64_t const> staleness(std::optional<int> worker) const override {
     return lacked_.of(worker);
@@ -247,14 +273,18 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
   [[nodiscard]] std::string waits_for() const override { return waited_for(*link_); }
 
  protected:
-  /// @param packed  [layers] what is exchanged of each; empty: its values
+  /// @param packed  [layers] what is exchanged of each; empty: its values, or a copy of them if a
+  ///                device has the parameters
   [[gnu::cold]] ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                                StalenessModel const& staleness,
                                FixedArray<LayerParameters> packed = {})
       : link_(std::move(link)),
         machine_(machine),
         staleness_(staleness),
-        packed_(std::move(packed)),
+        packed_(packed.size() == 0 && machine.model.memory != nullptr
+                    ? layers_told(machine.model, false,
+                                  staleness.pushes == staleness::Pushes::gradients)
+                    : std::move(packed)),
         cell_of_(machine.parameters().size()),
         here_(machine.parameters().size()) {}
   /// Ends all notifications. Called by the destructor of the most derived class, whose functions
@@ -263,6 +293,7 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
     if (!std::exchange(joined_, false)) return;
     if (open_) link_->end(nullptr);  // the others go on without it
     link_->leave();
+    if (on_device()) machine_.model.host_copies = std::move(packed_);  // which it may still write
   }
 
   [[nodiscard]] IndexRange pushed_by(Instruction const& in) const noexcept final {
@@ -270,6 +301,8 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
       return machine_.model.layers_of(program_->groups[in.group]);
     return cells_[in.cell].layers;
   }
+  /// Whether a device has the parameters, so that the host exchanges copies.
+  [[nodiscard]] bool on_device() const noexcept { return machine_.model.memory != nullptr; }
   [[nodiscard]] AgreedOptimizer const& agreed() const noexcept { return agreed_; }
   /// Opens the link, unless it is open. Where this throws, close() must follow.
   /// @return whether it was closed
@@ -301,15 +334,10 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
   void take_up(std::size_t l) {
     received(l);
     if (machine_.model.grouped == nullptr) return;
-    auto const from = machine_.parameters()[l].blocks();
-    std::size_t const shared = packed_.size() != 0 ? from.size() : 1;  // without states
-    machine_.model.grouped->each_copy(l, [&](std::size_t copy) {
-      auto const to = machine_.parameters()[copy].blocks();
-      for (std::size_t b = 0; b < shared; ++b)
-        if (!from[b].empty()) std::memcpy(to[b].data(), from[b].data(), from[b].size());
+    std::size_t const blocks = packed_.size() != 0 ? 3 : 1;  // without states
+    for (std::size_t n = copy_to_members(machine_, l, blocks); n-- > 0;)
       machine_.traffic.add(program_->cells[cell_of_[l]].rank, TrafficKind::parameters,
                            {1, exchanged()[l].bytes_of_values()});
-    });
   }
   /// Takes the weights of a layer that have arrived, and adds the worker's own pushes that they
   /// lack, one after the other.
@@ -326,8 +354,11 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
   virtual void begun() {}  // a stream, before its first weights are read
   /// Reads the weights of stages that another process ran before.
   [[gnu::cold]] virtual void read_moved() { read_newest(); }
-  /// Moves them to the layer's own memory, if they were packed.
-  virtual void received(std::size_t /*layer*/) {}
+  /// Moves them to the layer's own memory, if they were packed, or a device has it.
+  virtual void received(std::size_t l) {
+    LayerParameters const& own = machine_.parameters()[l];
+    if (on_device()) copy_enqueued(own, own.values(), packed_[l].values().data());
+  }
 
   [[nodiscard]] std::size_t cell_of(std::size_t layer) const noexcept { return cell_of_[layer]; }
   /// A layer that a cell has asked for has arrived; if it is the last one, the cell's signal is
@@ -363,15 +394,8 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       RankState& rank = machine_.ranks()[program_->cells[c].rank];
       if (!rank.record || cells_[c].layers.size() == 0) continue;
-      for (schedule::Span& span : rank.spans) {
-        if (!schedule::is_compute(span.action.kind) ||
-            span.action.stage != program_->cells[c].stage)
-          continue;
-        int const m = minibatches == 1 ? 0 : std::min(span.action.microbatch, minibatches - 1);
-        MostLacked const most = lacked_.most(made(m), contained(c, m));
-        span.lacked = most.pushes;
-        span.lacked_of = static_cast<std::uint16_t>(std::max(most.worker, 0));
-      }
+      note_lacked(rank, program_->cells[c].stage, minibatches,
+                  [&](int m) { return lacked_.most(made(m), contained(c, m)); });
     }
   }
 

@@ -5,11 +5,13 @@
 ///         workers.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include <stagger/core/combinations.hpp>
@@ -60,24 +62,44 @@ class StepExchange : public ServerExchange {
     }
     IndexRange const layers = pushed_by(in);
     if (program_->pushes_groups)  // some are pushed before all gradients of the step are there
-      StepEnd{machine_.model, machine_.run}.require_finite(layers, program_->cells[in.cell].rank);
+      StepEnd{machine_.model, machine_.run}.require_finite(
+          layers, program_->cells[in.cell].rank, nullptr, on_device() ? packed_.data() : nullptr);
     double const scale = gradient_scale(machine_, in);
     bool const changes = kept_ != 0;
-    if (changes)
-      change(layers, scale);
-    else
-      for (std::size_t const l : layers) scale_gradients(machine_.parameters()[l], scale);
-    push(in.cell, layers, [&](std::size_t l) {
-      LayerParameters& own = machine_.parameters()[l];
-      if (exchanges_memory(in.cell))
-        own.exchange(changes ? 1 : LayerParameters::gradients,
-                     [&](ParameterBlock& values) { link_->hand_over(l, values); });
-      else
-        link_->push(l, changes ? change_of(l, made()) : own.stored().gradients.data(), false);
-    });
+    auto& on_host = on_device() ? packed_ : machine_.parameters();
     if (!changes)
+      for (std::size_t const l : layers) scale_gradients(on_host[l], scale);
+    else if (on_device())
+      for (std::size_t const l : layers) agreed().share(packed_[l], kept(l, made()).data());
+    else
+      change(layers, scale);
+    push(in.cell, layers, [&](std::size_t l) {
+      if (exchanges_memory(in.cell))
+        on_host[l].exchange(changes ? 1 : LayerParameters::gradients,
+                            [&](ParameterBlock& values) { link_->hand_over(l, values); });
+      else
+        link_->push(l, changes ? change_of(l, made()) : on_host[l].stored().gradients.data(),
+                    false);
+    });
+    if (!changes && !on_device())
       for (std::size_t const l : layers) machine_.parameters()[l].zero_gradients();
     return true;
+  }
+
+  [[nodiscard]] Makes makes() const noexcept override {
+    return kept_ != 0 ? Makes::kernel : Makes::gradients;
+  }
+  void make_push(Instruction const& in) override {
+    UpdateStep step{1, machine_.steps() + 1, 0, 1};
+    for (std::size_t const l : pushed_by(in)) {
+      LayerParameters& own = machine_.parameters()[l];
+      if (kept_ != 0) {
+        machine_.model.optimizer.change(machine_.optimizer(), own, step);
+        copy_enqueued(own, kept(l, made()).span(), own.stored().values[1].data());
+      } else {
+        copy_enqueued(own, packed_[l].stored().gradients.span(), own.stored().gradients.data());
+      }
+    }
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr const& why) override {
@@ -94,8 +116,11 @@ class StepExchange : public ServerExchange {
         kept_(changes_kept()),
         renews_(staleness.pushes == staleness::Pushes::gradients ||
                 (kept_ != 0 && staleness.adds != staleness::Adds::in_worker_order)) {
-    for (std::size_t l = 0; kept_ != 0 && l < machine.parameters().size(); ++l)
-      if (machine.model.counted(l)) machine.parameters()[l].reserve_versions(1 + kept_);
+    for (std::size_t l = 0; kept_ != 0 && l < machine.parameters().size(); ++l) {
+      if (!machine.model.counted(l)) continue;
+      machine.parameters()[l].reserve_versions(1 + (on_device() ? 1 : kept_));
+      if (on_device()) packed_[l].reserve_versions(1 + kept_);
+    }
   }
 
   /// Pushes layers of a cell, and asks for their weights of the next step, unless the last ones are
@@ -134,7 +159,7 @@ class StepExchange : public ServerExchange {
   /// each step's weights contain its push, so that both are used once, and nobody else has views of
   /// them.
   [[nodiscard]] bool exchanges_memory(std::size_t c) const noexcept {
-    return renews_ && machine_.model.grouped == nullptr &&
+    return renews_ && machine_.model.grouped == nullptr && !on_device() &&
            machine_.run.storage[program_->cells[c].stage].size() == 1;
   }
   /// Pushes that the worker had made before this step.
@@ -165,8 +190,11 @@ class StepExchange : public ServerExchange {
   }
   /// The values of a layer's change in a step, if it is kept.
   [[nodiscard]] std::byte const* change_of(std::size_t l, std::uint32_t step) const {
-    if (!machine_.model.counted(l)) return nullptr;
-    return machine_.parameters()[l].stored().values[1 + step % kept_].data();
+    return machine_.model.counted(l) ? kept(l, step).data() : nullptr;
+  }
+  [[nodiscard]] ParameterBlock const& kept(std::size_t l, std::uint32_t step) const {
+    auto const& on_host = on_device() ? packed_ : machine_.parameters();
+    return on_host[l].stored().values[1 + step % kept_];
   }
   /// Makes the changes of this step, from the weights that it saw.
   void change(IndexRange layers, double gradient_scale) {
@@ -225,14 +253,15 @@ class LocalExchange final : public StepExchange {
 
   bool carry_out(Instruction const& in) override {
     CellLayers const& cell = cells_[in.cell];
-    bool const exchanges = (steps_ + 1) % staleness_.push_minibatches == 0;
+    bool const exchanges = ends_period();
     if (!pushes(in.op)) {
       if (exchanges) pull(in.cell);
     } else if (exchanges) {
-      update(in);
-      for (std::size_t const l : cell.layers) pack(l);
+      if (!on_device()) make_push(in);
       push(in.cell, cell.layers,
            [this](std::size_t l) { link_->push(l, exchanged()[l].values().data(), false); });
+    } else if (on_device()) {
+      tell(in.cell, 1);
     } else {
       // From here on the step cannot fail, unless another process fails: then, as after any step
       // that fails, weights are those of the last mean.
@@ -242,11 +271,26 @@ class LocalExchange final : public StepExchange {
     return exchanges;
   }
 
-  [[gnu::cold]] void add_memory(Memory& memory) const override {
-    for (LayerParameters const& layer : packed_) memory.parameters += layer.bytes();
+  [[nodiscard]] Makes makes() const noexcept override {
+    return ends_period() ? Makes::kernel : Makes::update;
+  }
+  void make_push(Instruction const& in) override {
+    update(in);
+    for (std::size_t const l : cells_[in.cell].layers)
+      if (ends_period()) pack(l);
   }
 
  private:
+  /// Whether weights are exchanged at the end of the step.
+  [[nodiscard]] bool ends_period() const noexcept {
+    return (steps_ + 1) % staleness_.push_minibatches == 0;
+  }
+  /// What is packed of a layer: its values, and its states if they are exchanged.
+  [[nodiscard]] std::array<std::span<std::byte>, 3> packed_blocks(std::size_t l) const noexcept {
+    auto blocks = machine_.parameters()[l].blocks();
+    if (staleness_.pushes != staleness::Pushes::weights_and_state) blocks[1] = blocks[2] = {};
+    return blocks;
+  }
   /// The process that ran a stage before has sent its values, while those of the server are from
   /// the last mean. Reading them tells the server which process exchanges the stage.
   void read_moved() override {
@@ -264,7 +308,7 @@ class LocalExchange final : public StepExchange {
     if (program_->cells[in.cell].alone) return;
     ModelState& model = machine_.model;
     UpdateStep step{gradient_scale(machine_, in), machine_.steps() + 1};
-    step.only_added = true;
+    step.only_added = !on_device();
     auto const update = [&](std::size_t l) {
       model.optimizer.update(machine_.optimizer(), machine_.parameters()[l], step);
     };
@@ -278,14 +322,22 @@ class LocalExchange final : public StepExchange {
   void pack(std::size_t l) {
     if (packed_.size() == 0 || !machine_.model.counted(l)) return;
     std::byte* to = packed_[l].values().data();
-    for (auto const& block : machine_.parameters()[l].blocks())
-      if (!block.empty()) to = std::copy(block.begin(), block.end(), to);
+    for (auto const& block : packed_blocks(l)) {
+      if (on_device())
+        copy_enqueued(machine_.parameters()[l], {to, block.size()}, block.data());
+      else if (!block.empty())
+        std::memcpy(to, block.data(), block.size());
+      to += block.size();
+    }
   }
   void received(std::size_t l) override {
     if (packed_.size() == 0 || !machine_.model.counted(l)) return;
     std::byte const* from = packed_[l].values().data();
-    for (auto const& block : machine_.parameters()[l].blocks()) {
-      if (!block.empty()) std::memcpy(block.data(), from, block.size());
+    for (auto const& block : packed_blocks(l)) {
+      if (on_device())
+        copy_enqueued(machine_.parameters()[l], block, from);
+      else if (!block.empty())
+        std::memcpy(block.data(), from, block.size());
       from += block.size();
     }
   }
