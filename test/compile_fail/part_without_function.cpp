@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: an observer by itself
 // expect-error: stagger: a policy with PartTag needs part\(\), as that of Observe; to be told of steps, derive from StepObserver and give with\(\) Observe\{std::make_shared<\.\.\.>\(\)\}
-// see: policies.md#a-part-of-your-own
+// see: policies.md#an-observer
 #include <stagger/stagger.hpp>
 #include <stagger/train/observe.hpp>
 

@@ -63,21 +63,24 @@ enum class Verdict : std::uint8_t {
 /// numbers are, such as 3 replicas for 2 positions, is not here.
 #define STAGGER_RULES(RULE)                                                                        \
   /* told by the compiler */                                                                       \
-  RULE(placement_ignored, law, placement, obeys_placement, "this device",                          \
+  RULE(placement_ignored, not_built, placement, obeys_placement, "this device",                    \
        STAGGER_PLACEMENT_IGNORED,                                                                  \
-       "Each rank has a processor of its own in virtual time, wherever it is placed.")             \
+       "In virtual time each rank has a processor of its own; ranks of one place would have to "   \
+       "take "                                                                                     \
+       "turns on it.")                                                                             \
   RULE(flush_missing, law, no_flush | synchronous, none, "this schedule", STAGGER_FLUSH_MISSING,   \
        "Forward of minibatch 2, update by minibatch 1, backward of minibatch 2: the two passes "   \
        "of minibatch 2 see different weights.")                                                    \
   RULE(server_missing, need, workers_model, server, "this staleness model",                        \
        STAGGER_SERVER_MISSING, "Workers meet at a server alone.")                                  \
-  RULE(server_idle, law, server | asynchronous, workers_model, "nothing", STAGGER_SERVER_IDLE,     \
+  RULE(server_idle, need, server | asynchronous, workers_model, "nothing", STAGGER_SERVER_IDLE,    \
        "A model of one pipeline does not say when a push is made.")                                \
   RULE(cut_twice, law, hand_cut | partitioner, none, "these stages", STAGGER_CUT_TWICE,            \
        "Both say where stages begin.")                                                             \
-  RULE(kernel_on_one_device, law, kernel | one_device, none, "this optimizer",                     \
-       STAGGER_KERNEL_ON_ONE_DEVICE, "Its parameters lie in the memory of the host.")              \
-  RULE(kernel_on_host, law, kernel, enqueues | one_device, "this optimizer",                       \
+  RULE(kernel_on_one_device, not_built, kernel | one_device, none, "this optimizer",               \
+       STAGGER_KERNEL_ON_ONE_DEVICE,                                                               \
+       "The loop would have to keep parameters in the memory of a device.")                        \
+  RULE(kernel_on_host, need, kernel, enqueues | one_device, "this optimizer",                      \
        STAGGER_KERNEL_ON_HOST, "Parameters of such a device lie in the memory of the host.")       \
   /* optimizers that need whole layers */                                                          \
   RULE(replicas_of_whole_layers, not_built, whole_layers | replicas, none, "the optimizer",        \
@@ -100,15 +103,16 @@ enum class Verdict : std::uint8_t {
   RULE(grouped_stream, not_built, grouped_pushes | asynchronous, none,                             \
        "a stream pushes after each of its waves", STAGGER_NOT_IN_GROUPS,                           \
        "A push of a wave could be cut into groups as that of a step is.")                          \
-  RULE(grouped_weights, law, grouped_pushes | averages, none,                                      \
-       "the staleness model pushes weights", STAGGER_NOT_IN_GROUPS,                                \
-       "The weights of a period are there when its last update has been made, which is after "     \
-       "every backward.")                                                                          \
-  RULE(grouped_late, law, grouped_pushes | late, none,                                             \
+  RULE(                                                                                            \
+      grouped_weights, not_built, grouped_pushes | averages, none,                                 \
+      "the staleness model pushes weights", STAGGER_NOT_IN_GROUPS,                                 \
+      "A stage would have to update, and push its weights, when its own last backward has ended, " \
+      "before the others have theirs.")                                                            \
+  RULE(grouped_late, not_built, grouped_pushes | late, none,                                       \
        "the staleness model says at the end of a step which layers are late",                      \
        STAGGER_NOT_IN_GROUPS,                                                                      \
-       "Push of layer 2, backward of layer 1, choice of the late layers by all gradients: the "    \
-       "choice may be layer 2, which is pushed.")                                                  \
+       "Only layers of which an earlier step has decided that they are not late could be pushed "  \
+       "before its end.")                                                                          \
   RULE(grouped_clipped, law, grouped_pushes | clips, none,                                         \
        "clip_norm needs the gradients of all layers", STAGGER_NOT_IN_GROUPS,                       \
        "Push of layer 2, backward of layer 1, norm of both: it scales the gradient of layer 2, "   \
@@ -134,7 +138,7 @@ enum class Verdict : std::uint8_t {
        " shares the optimizer's state out to the replicas of a stage, and there are none; set "    \
        "Options::replicas, or leave it out",                                                       \
        "A single rank needs the whole state of its stage.")                                        \
-  RULE(sums_by_no_library, law, by_library, library_sums, "collective::By::library",               \
+  RULE(sums_by_no_library, need, by_library, library_sums, "collective::By::library",              \
        " asks for sums by MPI or NCCL, which this device does not use; take "                      \
        "collective::By::slices, or mpi::Processes or nccl::Gpus for the device",                   \
        "Such a device links neither library.")                                                     \
@@ -183,17 +187,17 @@ enum class Verdict : std::uint8_t {
        " cannot be late, since a rank would take up their values while others compute; leave "     \
        "Options::replicas out, or use staleness::Synchronous",                                     \
        "Replicas would need the values of late layers twice, before and after the change.")        \
-  RULE(remote_virtual_time, law, remote | virtual_time, none, "a worker",                          \
+  RULE(remote_virtual_time, not_built, remote | virtual_time, none, "a worker",                    \
        " runs in virtual time, which a server in another process does not share; give it "         \
        "host::Threads, or a server in this process",                                               \
-       "Push at virtual time 1, answer after a second of real time, next step: the clock cannot "  \
-       "say when it begins.")                                                                      \
-  RULE(stream_without_changes, law, server | asynchronous | pushes_no_changes, none, "a stream",   \
+       "Messages would have to carry virtual times, and each process to wait for those that are "  \
+       "behind.")                                                                                  \
+  RULE(stream_without_changes, not_built, server | asynchronous | pushes_no_changes, none,         \
+       "a stream",                                                                                 \
        " pushes changes, not gradients: weights move on while the server works; let the "          \
        "staleness model push changes, or be synchronous",                                          \
-       "A stage updates by its own gradient, the server updates by it, too, and the answer "       \
-       "contains it: what the worker has added since cannot be told from it (HetPipe, section "    \
-       "5, pushes changes).")                                                                      \
+       "A stage updates its own weights before the server answers (HetPipe, section 5); a worker " \
+       "that pushes gradients would have to leave that out, as in Downpour SGD.")                  \
   RULE(stream_in_turn, law, server | asynchronous | adds_in_turn, none, "workers that stream",     \
        " cannot push in turn; let the staleness model add on arrival or in the order of workers",  \
        "Worker 1 waits for the push of worker 0, whose next push waits for weights with that of "  \
@@ -217,11 +221,11 @@ enum class Verdict : std::uint8_t {
        " cannot go on without a worker whose layers may be late; use OnFailure::fail_fast, or "    \
        "no ServerOptions::durable",                                                                \
        "The folder does not say which late layers a lost worker has pushed.")                      \
-  RULE(restored_worker, law, restores | server, none, "a checkpoint",                              \
+  RULE(restored_worker, not_built, restores | server, none, "a checkpoint",                        \
        " cannot be restored into a worker, since its next step takes the weights of the "          \
        "parameter server that it has joined; begin the layers of all workers with the "            \
        "checkpoint's values, or let the server be durable",                                        \
-       "Restore, step, answer of the server: its weights replace those that were restored.")       \
+       "The values of the server would have to be restored with those of all workers.")            \
   /* updates of one stage before another */                                                        \
   RULE(clipped_stream, law, clips | asynchronous, none, "gradients of a stream",                   \
        " cannot be clipped by their norm over all stages, since each stage updates or pushes "     \
@@ -230,21 +234,22 @@ enum class Verdict : std::uint8_t {
        "Update of the last stage, backward of the first stage, norm of both: it scales a "         \
        "gradient that was used.")                                                                  \
   RULE(owners_alone, law, two_owners | asynchronous, none, "a stage",                              \
-       " has several owners, which must update together; use a schedule that flushes",             \
-       "Each owner sees half of the microbatches, and nobody has published which versions of "     \
+       " has several owners, which must update together; use a schedule with one owner for each "  \
+       "stage, or staleness::Synchronous",                                                         \
+       "Each owner sees half of the microbatches, and no published method says which versions of " \
        "its weights they would see.")                                                              \
   RULE(owners_of_a_worker, need, two_owners | server, replicas, "a stage",                         \
        " has several owners, but each worker makes one push of it; give each position 1 replica "  \
        "by Options::replicas, or use a schedule that runs each stage on one rank",                 \
        "The engine's functions for replicas add up the gradients of owners.")                      \
-  RULE(skipped_each_pass, law, skips | each_pass, none, "NonFinite::skip",                         \
+  RULE(skipped_each_pass, not_built, skips | each_pass, none, "NonFinite::skip",                   \
        STAGGER_NO_SKIP("layers that are updated in each pass"),                                    \
-       "Update by microbatch 1, backward of microbatch 2, which is not finite: the step has "      \
-       "updated.")                                                                                 \
-  RULE(skipped_push, law, skips | server, none, "NonFinite::skip",                                 \
+       "What earlier passes have updated would have to be taken back, as for a step that fails.")  \
+  RULE(skipped_push, not_built, skips | server, none, "NonFinite::skip",                           \
        STAGGER_NO_SKIP("a parameter server"),                                                      \
-       "Worker 0 pushes, worker 1 finds a gradient that is not finite, the others wait for its "   \
-       "push: a step that it leaves out would be made by the others.")                             \
+       "The others wait for a push of the worker: it would have to say that it leaves one out, "   \
+       "and "                                                                                      \
+       "they to agree whether they do, too.")                                                      \
   RULE(skipped_stream, law, skips | asynchronous, none, "NonFinite::skip",                         \
        STAGGER_NO_SKIP("a staleness model without a flush"),                                       \
        "Update of the last stage, backward of the first stage, which is not finite: the "          \
@@ -261,18 +266,18 @@ enum class Verdict : std::uint8_t {
   RULE(sharded_each_pass, not_built, each_pass | shards, none,                                     \
        "layers that are updated in each pass", STAGGER_EACH_PASS("AllReduce::shard_optimizer"),    \
        "Each member of a group would share out the state of its own part.")                        \
-  RULE(asynchronous_each_pass, law, each_pass | asynchronous, none,                                \
+  RULE(asynchronous_each_pass, not_built, each_pass | asynchronous, none,                          \
        "layers that are updated in each pass",                                                     \
        STAGGER_EACH_PASS("an asynchronous staleness model"),                                       \
-       "Both say which weights a microbatch of such a layer sees.")                                \
-  RULE(pushed_each_pass, law, each_pass | server, averages,                                        \
+       "Both say which weights a microbatch sees; each would have to govern its own layers.")      \
+  RULE(pushed_each_pass, not_built, each_pass | server, averages,                                  \
        "layers that are updated in each pass",                                                     \
        " have no gradient of a step for a parameter server; use staleness::LocalSgd, which "       \
        "averages weights, or Update::accumulate",                                                  \
-       "Update by microbatch 1, gradient of microbatch 2, push: the two gradients are of "         \
-       "different weights, and the first is used.")                                                \
+       "A worker would have to push the change of these layers over a step: its gradients are of " \
+       "different weights, and used.")                                                             \
   /* options and calls */                                                                          \
-  RULE(captured_host, law, capture, captures, "Trainer::capture",                                  \
+  RULE(captured_host, need, capture, captures, "Trainer::capture",                                 \
        " records a graph, which this device does not have; leave it out, or use cuda::Gpus or "    \
        "nccl::Gpus",                                                                               \
        "Trainers on such a device do not have this function.")                                     \
@@ -280,11 +285,12 @@ enum class Verdict : std::uint8_t {
        " made a table without a backward action, which cannot train; evaluate and predict with "   \
        "it, or train with a schedule such as 1f1b",                                                \
        "There is no gradient.")                                                                    \
-  RULE(observed_device, law, observes | own_memory, none, "an observer",                           \
+  RULE(observed_device, not_built, observes | own_memory, none, "an observer",                     \
        " is told of gradients on the host, which this device keeps in memory of its own; leave "   \
        "Observe out, or use host::Threads",                                                        \
-       "The host has enqueued the update before the device has computed the gradients, so that "   \
-       "it would have to wait for the device in every step.")                                      \
+       "The host enqueues the update before the device has computed the gradients: it would have " \
+       "to "                                                                                       \
+       "wait for the device in each step, or the observer be given the memory of the device.")     \
   RULE(recompute_on_device, not_built, checks_recompute | own_memory, none,                        \
        "Options::check_recompute",                                                                 \
        " compares outputs in the memory of the host, but this device has memory of its own; "      \
@@ -301,10 +307,11 @@ enum class Verdict : std::uint8_t {
        " are not brought together; predict in a pipeline of one process, or without "              \
        "Options::replicas",                                                                        \
        "Rows would have to be sent to the process of the first replica.")                          \
-  RULE(captured_shapes, law, capture | shapes_change | apart, none, "Gpus::shapes_change",         \
+  RULE(captured_shapes, not_built, capture | shapes_change | apart, none, "Gpus::shapes_change",   \
        " has processes wait for shapes in every step, which a graph cannot; leave it or capture "  \
        "out",                                                                                      \
-       "A graph is recorded with the shapes of one step.")                                         \
+       "Processes would have to agree on the shapes of each step, and record anew where they "     \
+       "change.")                                                                                  \
   RULE(captured_worker, not_built, capture | server, none, "a step of a worker",                   \
        " waits on the host for its parameter server, which a graph cannot; leave capture out",     \
        "A graph would have to end where the worker pushes.")                                       \
@@ -361,6 +368,10 @@ enum class Verdict : std::uint8_t {
   RULE(enqueued_worker, no_effect, enqueue | server, none, "enqueue",                              \
        " returns when the step of a worker is done",                                               \
        "The host waits for the parameter server in each step.")                                    \
+  RULE(enqueued_stream, no_effect, enqueue | asynchronous, none, "enqueue",                        \
+       " returns when a stream is done", "Only steps are enqueued ahead of the device.")           \
+  RULE(captured_record, no_effect, capture | records, none, "Trainer::capture",                    \
+       " does not replay recorded steps", "A graph has no times of its actions.")                  \
   RULE(enqueued_record, no_effect, enqueue | records, none, "enqueue",                             \
        " returns when a recorded step is done", "The host reads the times of its actions.")        \
   RULE(enqueued_each_pass, no_effect, enqueue | each_pass, none, "enqueue",                        \

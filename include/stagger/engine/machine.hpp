@@ -187,11 +187,14 @@ class Machine : public StepStatus {
       StepEnd{model, run}.require_finite(model.layers_of(in.stage), rank.number, &in);
       gradients_complete(model.layers_of(in.stage));
     }
-    if (in.op == Op::finish)
+    if (in.op == Op::finish) {
       StepEnd{model, run}.finish(rank.number);
-    else if (in.op == Op::update)
+      // An exception of a part still fails the step here: no rank has updated.
+      for (auto const& own : run.end_of_step[rank.number].layers)
+        if (exchange_ == nullptr) gradients_complete({own.layer, own.layer + 1}, own.range);
+    } else if (in.op == Op::update) {
       update(rank);
-    else {
+    } else {
       for (auto const& part : parts_)
         if (part->execute(*this, rank, in, clock)) return;
       if (in.op == Op::apply) model.apply(in, run.program->flushes ? run.program->microbatches : 1);
@@ -201,9 +204,8 @@ class Machine : public StepStatus {
   /// The exchange with a parameter server, one of the parts; null: there is none.
   void set_exchange(Exchange* exchange) noexcept { exchange_ = exchange; }
   [[nodiscard]] Exchange* exchange() const noexcept { return exchange_; }
-  /// From now on parts are told of gradients.
+  /// From now on parts are told of gradients, by gradients_complete.
   void tell_gradients() noexcept { tells_gradients_ = true; }
-  /// Tells parts of the gradients of layers.
   void gradients_complete(IndexRange layers, ByteRange range = {}) {
     for (std::size_t l = layers.first; tells_gradients_ && l < layers.last; ++l)
       for (auto const& part : parts_)
@@ -280,8 +282,6 @@ class Machine : public StepStatus {
     StepEnd const end{model, run};
     bool const skips = end.skips();  // throws before anything is updated or pushed
     if (exchange_ == nullptr) {      // otherwise the first holders of stages push the sums
-      for (auto const& own : run.end_of_step[rank.number].layers)
-        if (!skips) gradients_complete({own.layer, own.layer + 1}, own.range);
       if (model.shards ? failed() : !commit()) return;  // a sharded update can still be undone
       end.update(rank.number, skips);
     }

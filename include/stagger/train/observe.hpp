@@ -23,8 +23,9 @@
 
 namespace stagger {
 
-/// Gradients of a parameter, or of some of its elements: complete, with the sums over microbatches
-/// and replicas, and before Options::clip_norm scales them.
+/// Gradients of a parameter, or of some of its elements, of the mean loss: complete, with the sums
+/// over the microbatches of an update and over replicas, and before Options::clip_norm scales them.
+/// Valid during the call.
 struct ParameterGradient {
   int layer = 0;          ///< counted from the model's input
   std::string_view name;  ///< of the parameter in its layer
@@ -46,13 +47,14 @@ struct ParameterGradient {
 
 /// A step as an observer is told of it.
 struct ObservedStep {
-  std::int64_t number = 0;  ///< steps before it since training began
+  std::int64_t number = 0;  ///< updates before it since training began
   bool training = true;     ///< else it evaluates or predicts
   int microbatches = 0;
 };
 
 /// Derive from it to look into the steps of a pipeline, and give it to `Pipeline::with` by
-/// `Observe`. An exception of `begin_step` or `gradient` fails the step.
+/// `Observe`. An exception of `begin_step` or `gradient` fails the step: nothing is updated. One
+/// that is given to two pipelines is called by both, perhaps at once.
 class StepObserver {
  public:
   StepObserver() = default;
@@ -60,15 +62,19 @@ class StepObserver {
   StepObserver& operator=(StepObserver const&) = delete;
   virtual ~StepObserver() = default;
 
-  /// Called before each step, on the thread that begins it.
+  /// Called before each step, evaluation, prediction or stream, on the thread that begins it.
   virtual void begin_step(ObservedStep const&) {}
-  /// Called before an update uses gradients, or a push sends them, on the thread of the rank that
-  /// does it; other ranks may call at the same time for other parameters, or other elements of the
-  /// same one. Of several processes each tells of what its own ranks update. Not called for a step
-  /// whose update is left out, nor for a parameter to which nothing was added. Of a layer that a
-  /// group of ranks shares, `first` counts the elements of one member's part.
+  /// Called when gradients are complete, before an update uses them or a push sends them: in a step
+  /// once for each element, in a stream for each minibatch, and for layers that are updated in each
+  /// pass, in each pass. Called on the thread of the rank that updates them; other ranks may call at
+  /// the same time for other parameters, or other elements of the same one. Of several processes
+  /// each tells of what it updates, so that several tell of a parameter of which each has a copy.
+  /// Not called for a parameter whose gradient no stage has asked for. The step may still fail, or
+  /// leave its update out, if gradients are not finite. Of a layer that a group of ranks shares,
+  /// each member's part is told, and `first` counts its elements.
   virtual void gradient(ParameterGradient const&) {}
-  /// Called after each step, on the thread that ends it.
+  /// Called after each of them that has begun, on the thread that ends it; not if `begin_step` of
+  /// this observer threw.
   /// @param why  the error by which it failed, or null
   virtual void end_step(ObservedStep const&, std::exception_ptr const& why) noexcept {
     static_cast<void>(why);
@@ -83,6 +89,9 @@ class ObserverPart final : public StepPart {
   explicit ObserverPart(std::shared_ptr<StepObserver> observer) : observer_(std::move(observer)) {}
 
   void begin_step(Machine& machine) override {
+    StepArguments const& asked = machine.arguments();
+    told_ = asked.losses != nullptr || asked.outputs.first != nullptr;
+    if (!told_) return;  // a worker only waits for late values
     Program const& program = machine.program();
     step_ = {machine.steps(), program.training, program.microbatches};
     observer_->begin_step(step_);
@@ -96,17 +105,19 @@ class ObserverPart final : public StepPart {
       std::size_t const last = range.last < end ? range.last : end;
       ParameterDeclaration const& known = layer.declaration(p);
       std::size_t const bytes = element_bytes(known.type);
+      if (first >= last) continue;
       observer_->gradient({layer.number(), known.name, known.type, (first - own.first) / bytes,
                            (last - first) / bytes, layer.stored().gradients.data() + first});
     }
   }
   void end_step(Machine&, std::exception_ptr const& why) override {
-    observer_->end_step(step_, why);
+    if (told_) observer_->end_step(step_, why);
   }
 
  private:
   std::shared_ptr<StepObserver> observer_;
   ObservedStep step_;
+  bool told_ = false;  // of this step
 };
 
 /// What adds an observer to a pipeline.

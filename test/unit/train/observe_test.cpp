@@ -65,7 +65,7 @@ class Told final : public sg::StepObserver {
   }
   void gradient(sg::ParameterGradient const& of) override {
     std::lock_guard const lock(mutex_);
-    if (fails) throw std::runtime_error("seen enough");
+    if (fails && (fails_at < 0 || fails_at == of.layer)) throw std::runtime_error("seen enough");
     auto& known = gradients[sg::text(of.layer, ".", of.name)];
     auto const add = [&](auto values) {
       for (std::size_t i = 0; i < values.size(); ++i)  // floats are doubles exactly
@@ -86,6 +86,7 @@ class Told final : public sg::StepObserver {
   sg::ObservedStep last;
   int begun = 0, ended = 0, failed = 0;
   bool twice = false, same = true, fails = false, fails_to_begin = false;
+  int fails_at = -1;  // a layer; -1: any
 
  private:
   std::mutex mutex_;
@@ -180,11 +181,17 @@ TEST_CASE("train/Observe: its exception fails the step", "[train]") {
   CHECK(bits(train) == before);
   CHECK(train.steps() == 1);
   CHECK(told->failed == 1);
+  for (int const layer : {0, 1, 5, 6}) {  // of either rank, when the other has nothing against it
+    second->fails_at = layer;
+    CHECK_THROWS_WITH(sg::run(train.step(batch(1, 2, false))), "seen enough");
+    CHECK(bits(train) == before);
+  }
+  CHECK(train.steps() == 1);
   second->fails = false;
   second->fails_to_begin = true;
   CHECK_THROWS_WITH(sg::run(train.step(batch(1, 2, false))), "not today");
-  CHECK(told->failed == 2);  // it had begun
-  CHECK(second->failed == 1);
+  CHECK(told->failed == 6);  // it had begun
+  CHECK(second->failed == 5);
   second->fails_to_begin = false;
   sg::run(train.step(batch(1, 2, false)));
   CHECK(told_all(train, *told));

@@ -411,8 +411,8 @@ TEST_CASE("train/ParameterServer: refuses models that cannot be", "[train]") {
         sg::schedule::Fifo{.in_flight = in_flight}, model, server.worker(0), Loss{}, sgd,
         sg::host::Threads{2});
   };
-  REQUIRE_THROWS_WITH(streaming(1, {.in_flight = 0}),
-                      Catch::Matchers::Contains("a wave of 0 minibatches cannot be pushed"));
+  REQUIRE_THROWS_WITH(streaming(1, {.in_flight = -1}),
+                      Catch::Matchers::Contains("a wave of -1 minibatches cannot be pushed"));
   REQUIRE_THROWS_WITH(streaming(2, {.in_flight = 2, .distance = -1}),
                       Catch::Matchers::Contains("a worker cannot be -1 waves ahead"));
   auto const clipping = [&](auto const&... model) {

@@ -31,7 +31,7 @@ struct RankState;
 struct Setup;
 struct SharedPasses;
 
-/// A part of the engine: replicas, gradient groups, the exchange with a server. A machine calls
+/// A part of the engine: replicas, gradient groups, the exchange with a server, observers. A machine calls
 /// `load` and `begin_step` in the order in which parts were added, and `end_step` and `settle` in
 /// the opposite one. Virtual, so that a pipeline without the part does not compile it.
 class StepPart {
@@ -45,8 +45,9 @@ class StepPart {
   /// Carries out an instruction of the part's own.
   /// @return whether it is one
   virtual bool execute(Machine&, RankState&, Instruction const&, Clock const&) { return false; }
-  /// Called before an update uses gradients of a layer, or a push sends them, by the rank that does
-  /// it, if Machine::tell_gradients was called.
+  /// Called when gradients of a layer are complete, before an update uses them or a push sends them,
+  /// by the rank that does it, at the same time as by others, if Machine::tell_gradients was called.
+  /// What it throws fails the step. @param range  bytes of the layer's memory; by default all
   virtual void gradients(LayerParameters const&, ByteRange) {}
   /// Called on the thread that ends the step, where all of its work is done or, on a device that
   /// runs ahead of the host, enqueued.
@@ -59,24 +60,24 @@ class StepPart {
   virtual void add_memory(Memory&) const {}
 };
 
-/// What a policy adds to a pipeline, apart from the choice that it makes on its axis.
+/// What a policy adds to a pipeline, apart from the choice that it makes on its axis. Its functions
+/// are called once, in this order.
 class PolicyPart {
  public:
+  virtual ~PolicyPart() = default;
   /// What it brings for the table of combinations.
   [[nodiscard]] virtual Features features() const noexcept { return {}; }
-  /// Divides the layers. After it a machine has those of `Setup::grouped`.
-  virtual void divide(Setup&, List<Layer>&) const {}
   /// Refuses numbers that do not fit together. @param positions  rows of the schedule's table
   virtual void require(Setup const&, int positions) const { static_cast<void>(positions); }
-  /// How programs are laid out and checked; null: as without the part.
+  /// May divide the layers, and say in `Setup::grouped` how, before the machine is made of them.
+  virtual void divide(Setup&, List<Layer>&) const {}
+  /// How programs are laid out and checked; null: as without the part. The last part's counts.
   [[nodiscard]] virtual SharedPasses const* passes() const noexcept { return nullptr; }
   /// Adds to a new machine what it does in a step.
   virtual void extend(Machine&, Setup const&) const {}
-  /// Refuses a table for a usual number of microbatches, before the first step.
+  /// Refuses a table for a usual number of microbatches, two for each position, before the first
+  /// step. Not called if the schedule has none for that number.
   virtual void require_table(Machine const&, schedule::Table const&, Setup const&) const {}
-
- protected:
-  ~PolicyPart() = default;
 };
 
 }  // namespace detail

@@ -17,6 +17,7 @@ concept Included = requires { (sizeof(T) + ... + 0); };
 
 // NOLINTBEGIN(bugprone-forward-declaration-namespace): some names stand in several namespaces.
 class Checkpoints;  // stagger: include <stagger/train/checkpoint.hpp>
+class Observe;      // stagger: include <stagger/train/observe.hpp>
 class Profiler;     // stagger: include <stagger/train/profiler.hpp>
 
 namespace schedule {
