@@ -118,7 +118,7 @@ class OverlappedExchange final : public ServerExchange {
     for (CellLayers const& cell : cells_) each_layer(cell, [&](std::size_t l) { make_memory(l); });
   }
 
-  void begin() override {
+  void begin_exchange() override {
     if (program_->training) agreed().require(machine_, staleness_);
     open();
     ask(program_->training && known_.load() != steps_);

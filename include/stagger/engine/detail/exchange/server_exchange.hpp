@@ -159,7 +159,7 @@ class DrivenExchange : public Exchange {
   [[gnu::cold]] void begin_step(Machine& machine) final {
     if (!machine.program().exchanges()) return;
     try {
-      begin();
+      begin_exchange();
     } catch (...) {
       end_step(machine, std::current_exception());
       throw;
@@ -186,7 +186,7 @@ class DrivenExchange : public Exchange {
   /// Enqueues what a push sends, on a device.
   virtual void make_push(Instruction const& /*push*/) {}
   /// Begins a step of a program that exchanges parameters.
-  virtual void begin() = 0;
+  virtual void begin_exchange() = 0;
   /// Carries out `apply`, `push` or `pull`.
   /// @return whether anything is sent to the server or received from it
   virtual bool carry_out(Instruction const&) = 0;

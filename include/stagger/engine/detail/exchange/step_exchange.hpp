@@ -36,7 +36,7 @@ class StepExchange : public ServerExchange {
   }
   ~StepExchange() override { leave(); }
 
-  void begin() override {
+  void begin_exchange() override {
     if (!program_->training) return;
     agreed().require(machine_, staleness_);
     if (open()) {

@@ -107,7 +107,7 @@ class StreamExchange final : public ServerExchange {
       stream.contained.assign((stream.versions + std::size_t{1}) * link_->workers(), 0);
   }
 
-  void begin() override {
+  void begin_exchange() override {
     if (!program_->training) return;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       make_room(c);
