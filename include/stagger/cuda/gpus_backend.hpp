@@ -305,9 +305,9 @@ class GpusBackend : detail::Enqueuer {
   /// Carries out the step that the machine has begun. Returns when every stream is done, or when
   /// the devices have not moved for the deadline.
   void drive() noexcept {
-    enqueue(0);
-    if (!exchange_.push_groups(in_flight_)) return call_off();
-    if (machine_.failed() || done(0, 0)) return;
+    if (!enqueue(0)) return;
+    if (machine_.failed() || !exchange_.push_groups(in_flight_)) return call_off();
+    if (done(0, 0)) return;
     try {
       if (timed_) gpus_->tell_times(machine_);
       machine_.gradient_norm(results(0, losses()));
@@ -328,9 +328,9 @@ class GpusBackend : detail::Enqueuer {
   }
   [[nodiscard]] std::size_t slots() const noexcept { return in_flight_.slots(); }
 
-  /// Enqueues the step that the machine has begun. If the machine has failed afterwards, nothing of
-  /// the step is in flight: whatever was enqueued of it, and all earlier work, is done.
-  void enqueue(std::size_t slot) noexcept {
+  /// Enqueues the step that the machine has begun.
+  /// @return false: it has failed, and whatever was enqueued of it, and all earlier work, is done
+  bool enqueue(std::size_t slot) noexcept {
     begin_step(slot);
     in_flight_.begin(slot);
     try {
@@ -352,11 +352,11 @@ class GpusBackend : detail::Enqueuer {
       else
         fail(std::current_exception());
     }
-    if (machine_.failed()) return call_off();
+    if (machine_.failed()) return call_off(), false;
     in_flight_.went(decided_);
     non_finite_.went(slot);
     graphs_.went(slot, in_flight_.replayed(slot));
-    warm_ = true;
+    return warm_ = true;
   }
 
   /// Turns graphs on or off; all processes call it.

@@ -282,12 +282,6 @@ class GroupDivision {
         "groups need a cuda::Tensor, or a type that copies and adds its columns on "
         "cuda::stream() and says static constexpr bool columns_on_stream = true");
 }
-[[noreturn]] [[gnu::cold]] inline void refuse_columns(std::size_t columns, std::size_t expected) {
-  raise(Errc::mismatch, "a member of a group has ", counted(columns, "column"),
-        " of a value, where ", expected,
-        " were expected; let part() of the layers take and give what features_of() says");
-}
-
 [[gnu::cold]] inline void GroupedModel::describe(Machine const& machine, RowEdge const& edge,
                                                  bool forward, RowSource& source) const {
   RowUse const& use = edge.use(forward);
@@ -323,7 +317,7 @@ inline void GroupedModel::take(RowSource const& source, TakenBlocks& blocks, voi
   if (source.whole.first != nullptr)
     whole = source.whole.first + (static_cast<std::byte const*>(from) - source.from.first);
   std::size_t const has = ops.count(whole);
-  if (source.has != 0 && has != source.has) refuse_columns(has, source.has);
+  source.require_columns(has);
   std::size_t const gets = source.gets != 0 ? source.gets : has;
   IndexRange const columns = source.columns(has);
   if (rows != 0)

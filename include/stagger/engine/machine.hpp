@@ -191,7 +191,7 @@ class Machine : public StepStatus {
       StepEnd{model, run}.finish(rank.number);
       // An exception of a part still fails the step here: no rank has updated.
       for (auto const& own : run.end_of_step[rank.number].layers)
-        if (exchange_ == nullptr) gradients_complete({own.layer, own.layer + 1}, own.range);
+        if (!run.program->pushes_groups) gradients_complete({own.layer, own.layer + 1}, own.range);
     } else if (in.op == Op::update) {
       update(rank);
     } else {

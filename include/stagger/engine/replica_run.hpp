@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
@@ -18,6 +19,12 @@
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
+
+[[noreturn]] [[gnu::cold]] inline void refuse_columns(std::size_t columns, std::size_t expected) {
+  raise(Errc::mismatch, "a member of a group has ", counted(columns, "column"),
+        " of a value, where ", expected,
+        " were expected; let part() of the layers take and give what features_of() says");
+}
 
 /// A source from which a cell takes rows.
 struct RowSource {
@@ -38,6 +45,10 @@ struct RowSource {
   std::size_t member = 0;             // the taker
   std::size_t members = 1;            // of its group
 
+  /// @throws Error  mismatch for a value that has not the columns of the maker's
+  void require_columns(std::size_t all) const {
+    if (has != 0 && all != has) refuse_columns(all, has);
+  }
   /// The columns that are taken of a value with this many.
   [[nodiscard]] IndexRange columns(std::size_t all) const noexcept {
     if (shares != 0) return features_of(share, shares, all);

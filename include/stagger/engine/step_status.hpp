@@ -20,7 +20,7 @@ class StepStatus {
   /// Ends the step with an error unless its status is decided already.
   /// @return whether this call decided it
   bool fail(std::exception_ptr failure) noexcept {
-    if (failing_.exchange(true)) return false;  // one writer of `failure_`
+    while (failing_.exchange(true)) continue;  // one writer of `failure_`, for an instant
     bool decided = false;
     if (Status open = status_.load(); open == Status::open) {
       failure_ = std::move(failure);

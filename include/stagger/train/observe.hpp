@@ -53,8 +53,9 @@ struct ObservedStep {
 };
 
 /// Derive from it to look into the steps of a pipeline, and give it to `Pipeline::with` by
-/// `Observe`. An exception of `begin_step` or `gradient` fails the step: nothing is updated. One
-/// that is given to two pipelines is called by both, perhaps at once.
+/// `Observe`. An exception of `begin_step` or `gradient` fails the step: nothing is updated, or
+/// pushed, but for what collective::GroupedPushes or a stream has pushed before. An observer that is
+/// given to two pipelines is called by both, perhaps at once.
 class StepObserver {
  public:
   StepObserver() = default;

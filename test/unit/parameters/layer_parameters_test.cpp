@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <stagger/model/context.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 
 #include "catch.hpp"

@@ -167,6 +167,16 @@ TEST_CASE("train/Observe: without a flush, and before a push", "[train]") {
     sg::run(train.step(batch(s, 2, false)));
     CHECK(told_all(train, *told));
   }
+  for (int const layer : {0, 1, 5, 6}) {  // a local step: neither rank updates
+    sg::run(train.step(batch(4, 2, false)));
+    sg::run(train.step(batch(5, 2, false)));
+    auto const before = bits(train);  // of the last mean
+    told->fails = true;
+    told->fails_at = layer;
+    CHECK_THROWS_WITH(sg::run(train.step(batch(6, 2, false))), "seen enough");
+    told->fails = false;
+    CHECK(bits(train) == before);
+  }
 }
 
 TEST_CASE("train/Observe: its exception fails the step", "[train]") {

@@ -221,13 +221,13 @@ class GroupSums {
       different.erase(std::unique(different.begin(), different.end()), different.end());
       if (different.size() == 1) return;
       if (different.size() != holders.size())
-        raise(Errc::bad_configuration, "stage ", stage, " is held by ", holders.size(),
-              " ranks on ", different.size(),
+        raise(Errc::bad_configuration, "stage ", state_.machine.model.table_stage(stage),
+              " is held by ", holders.size(), " ranks on ", different.size(),
               " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
               "placement::ExplicitMap");
       if (program.exchanges())
-        raise(Errc::bad_configuration, "stage ", stage, " of a worker has replicas on ",
-              different.size(),
+        raise(Errc::bad_configuration, "stage ", state_.machine.model.table_stage(stage),
+              " of a worker has replicas on ", different.size(),
               " GPUs, but its parameter server's weights are brought to one; put them on one GPU, "
               "by a placement such as placement::ExplicitMap");
       group_of_[stage] = wanted.size();

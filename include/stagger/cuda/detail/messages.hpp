@@ -43,8 +43,8 @@ class RouteValues {
     auto const& type = type_behind(cell);
     for (std::size_t i = 0; i < wires_.count; ++i)
       if (wires_.table[i].type == &type && wires_.table[i].write != nullptr) return wires_.table[i];
-    int const stage = state_.program().cells[cell].stage;
-    raise(Errc::bad_configuration, "the value between the stages ", stage, " and ", stage + 1,
+    raise(Errc::bad_configuration, "the output of layer ",
+          state_.machine.run.cells[cell].back->number,
           " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
           "that returns a std::tie of such, or specialise stagger::cuda::Wire for it");
   }
@@ -75,6 +75,7 @@ class RouteValues {
     stagger::detail::RowSource const& source = source_of(route);
     if (each != 0 && source.blocks != nullptr) {
       std::size_t const all = source.blocks->count(value);
+      source.require_columns(all);
       IndexRange const columns = source.columns(all);
       stagger::Block const size{both.count() * each, columns.size()};
       if (size.columns != all) {
@@ -234,6 +235,7 @@ class Messages {
   /// Prepares for a program, together with the other processes. @param places  [ranks]
   [[gnu::cold]] void load(std::vector<int> const& places) {
     auto const& program = streams_.machine().program();
+    if (!streams_.gpus().reaches_all()) require_batch_in_reach(places);
     routes_ = Routes(program, places);
     values_.load(routes_);
     channel_ = streams_.gpus().connect(routes_.channels);
@@ -316,6 +318,21 @@ class Messages {
   }
 
  private:
+  /// Refuses members of a group that would read the batch in the memory of a GPU out of reach.
+  [[gnu::cold]] void require_batch_in_reach(std::vector<int> const& places) const {
+    auto const& cells = streams_.machine().program().cells;
+    for (Cell const& own : cells) {
+      bool const reads =
+          (own.depth == 0 && !own.gathers_input) || (own.last() && !own.gathers_target);
+      for (Cell const& first : cells)
+        if (own.member != 0 && reads && first.member == 0 && first.depth == own.depth &&
+            places[first.rank] != places[own.rank])
+          raise(Errc::bad_configuration,
+                "members of a group all read the batch, which lies on one GPU, but not all GPUs "
+                "can read its memory; put the ranks of a group on one GPU by a placement, or take "
+                "GPUs with peer access");
+    }
+  }
   [[nodiscard]] Processes* processes() const noexcept { return streams_.gpus().processes(); }
   [[nodiscard]] Channel const& channel(std::size_t number) const noexcept {
     return streams_.gpus().channels()[number];

@@ -65,6 +65,8 @@ class GpuSet {
     return static_cast<std::size_t>(number);
   }
 
+  /// Whether each GPU of this process can read the memory of all others.
+  [[nodiscard]] bool reaches_all() const noexcept { return reaches_all_; }
   void select(std::size_t gpu) const { check(cudaSetDevice(gpus_[gpu]->device), "select a GPU"); }
 
   /// Enqueues a copy from one GPU's memory to another's.

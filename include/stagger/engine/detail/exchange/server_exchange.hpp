@@ -196,7 +196,7 @@ class DrivenExchange : public Exchange {
  private:
   /// Tells parts of the gradients that an instruction pushes, unless updates have told of them.
   void tell_gradients(Machine& machine, Instruction const& in) const {
-    if (pushes(in.op) && machine.program().flushes && !machine.program().cells[in.cell].alone)
+    if (pushes(in.op) && machine.program().pushes_groups)  // before a rank has finished
       machine.gradients_complete(pushed_by(in));
   }
 };
@@ -260,6 +260,7 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
   [[gnu::cold]] void fail_between(std::exception_ptr const& why, bool again) noexcept override {
     if (failed_ && !again) return;
     try {
+      machine_.take_back_shown();  // before the server's values take their place
       if (!std::exchange(open_, true)) link_->begin();  // others may wait for that
     } catch (...) {  // the server does not let it begin, so that nobody waits for it
     }
@@ -295,7 +296,6 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
     link_->leave();
     if (on_device()) machine_.model.host_copies = std::move(packed_);  // which it may still write
   }
-
   [[nodiscard]] IndexRange pushed_by(Instruction const& in) const noexcept final {
     if (program_->pushes_groups && is_only_holder(program_->cells, in.cell))
       return machine_.model.layers_of(program_->groups[in.group]);
