@@ -58,6 +58,7 @@ std::string Text::read(std::vector<std::string> const& files) {
       refuse(name, ", which is no file; give files that can be read by --text");
     std::ifstream file(name, std::ios::binary);
     if (!file.is_open()) refuse(name, "; give files that can be read by --text");
+    std::size_t const begin = bytes.size();
     std::array<char, 1U << 16> piece;
     while (file.read(piece.data(), piece.size()), file.gcount() > 0) {
       bytes.append(piece.data(), static_cast<std::size_t>(file.gcount()));
@@ -66,6 +67,7 @@ std::string Text::read(std::vector<std::string> const& files) {
                          stagger::report::format_bytes(static_cast<double>(most)) +
                          "; give a part of it");
     }
+    if (bytes.compare(begin, 3, "\xEF\xBB\xBF") == 0) bytes.erase(begin, 3);  // a mark of UTF-8
   }
   return bytes;
 }

@@ -137,6 +137,20 @@ TEST_CASE("gpt/Text: empty, short and missing text is refused with what would do
   CHECK(Text(numbered(100), 8).fingerprint() != Text(numbered(101), 8).fingerprint());
 }
 
+TEST_CASE("gpt/Text: a mark of UTF-8 in front of a file is no text", "[gpt]") {
+  namespace fs = std::filesystem;
+  auto const root = fs::temp_directory_path() / ("stagger_gpt_mark_" + std::to_string(::getpid()));
+  fs::create_directories(root);
+  auto const first = (root / "first").string();
+  auto const second = (root / "second").string();
+  auto const third = (root / "third").string();
+  std::ofstream(first, std::ios::binary) << "\xEF\xBB\xBFone ";
+  std::ofstream(second, std::ios::binary) << "two \xEF\xBB\xBF";
+  std::ofstream(third, std::ios::binary) << "\xEF\xBB\xBF";
+  CHECK(gpt::Text::read({first, second, third}) == "one two \xEF\xBB\xBF");
+  fs::remove_all(root);
+}
+
 TEST_CASE("gpt/own_files: headers and documents, found from below the sources as well", "[gpt]") {
   namespace fs = std::filesystem;
   auto const root = fs::temp_directory_path() / ("stagger-own-files-" + std::to_string(::getpid()));
