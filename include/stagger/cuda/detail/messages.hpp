@@ -321,12 +321,13 @@ class Messages {
   /// Refuses members of a group that would read the batch in the memory of a GPU out of reach.
   [[gnu::cold]] void require_batch_in_reach(std::vector<int> const& places) const {
     auto const& cells = streams_.machine().program().cells;
+    auto const gpu_of = [&](Cell const& cell) { return *(places.begin() + cell.rank); };
     for (Cell const& own : cells) {
       bool const reads =
           (own.depth == 0 && !own.gathers_input) || (own.last() && !own.gathers_target);
       for (Cell const& first : cells)
         if (own.member != 0 && reads && first.member == 0 && first.depth == own.depth &&
-            places[first.rank] != places[own.rank])
+            gpu_of(first) != gpu_of(own))
           raise(Errc::bad_configuration,
                 "members of a group all read the batch, which lies on one GPU, but not all GPUs "
                 "can read its memory; put the ranks of a group on one GPU by a placement, or take "
