@@ -89,7 +89,7 @@ struct Constant {
   }
 };
 /// Half the square of the output, whose gradient is the output.
-struct HalfSquare {
+struct SquareOfOutput {
   using policy_tag = sg::LossTag;
   using Target = double;
   double terms(double const&) const { return 1; }
@@ -113,7 +113,7 @@ TEST_CASE("gpu/Gpus, one: two workers push gradients or changes to a server on t
   device.kernels = &sg::cuda::parameter_kernels;
   auto const worker = [&](int number) {
     return sg::Pipeline{Constant{}, Constant{}}.with(
-        device, HalfSquare{}, sg::cuda::Enqueued<sg::optimizer::Sgd>{{.rate = 0.25}},
+        device, SquareOfOutput{}, sg::cuda::Enqueued<sg::optimizer::Sgd>{{.rate = 0.25}},
         sg::staleness::StaleSynchronous{0, pushes, sg::staleness::Adds::in_worker_order},
         server.worker(number), sg::Options{.deadline_s = 20});
   };
