@@ -192,7 +192,7 @@ inline void check_all(double tolerance, std::size_t largest) {
   for (std::size_t const size : {std::size_t{1}, std::size_t{255}, std::size_t{2048}, largest}) {
     check_gradients<float>(size);
     check_gradients<double>(size);
-    for (std::size_t const further : {0, 3}) {
+    for (std::size_t const further : {std::size_t{0}, std::size_t{3}}) {
       check_block<float>(size, further);
       check_block<double>(size, further);
     }
