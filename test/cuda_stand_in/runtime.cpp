@@ -728,14 +728,16 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, void const* from, int f
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   if (int const code = count(Call::memset_async)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
-  return enqueue(stream, Kind::set, [to, value, bytes] { std::memset(to, value, bytes); });
+  return enqueue(stream, Kind::set, [to, value, bytes] {
+    if (bytes != 0) std::memset(to, value, bytes);
+  });
 }
 
 cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpyKind) {
   if (int const code = count(Call::memcpy)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   if (forbidden_in_capture()) return answer(cudaErrorStreamCaptureUnsupported);
-  std::memmove(to, from, bytes);
+  if (bytes != 0) std::memmove(to, from, bytes);  // which takes no null pointer
   return cudaSuccess;
 }
 
@@ -743,7 +745,7 @@ cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
   if (int const code = count(Call::memset)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   if (forbidden_in_capture()) return answer(cudaErrorStreamCaptureUnsupported);
-  std::memset(to, value, bytes);
+  if (bytes != 0) std::memset(to, value, bytes);
   return cudaSuccess;
 }
 
