@@ -169,6 +169,18 @@ template <class Body> void with_stand_in(Body body) {
   REQUIRE(session.left() == si::Live{});
 }
 
+/// Takes the same steps with two pairs of workers, whose weights must then be equal.
+template <class A, class B, class C, class D> void same_steps(A& a, B& b, C& c, D& d, int steps) {
+  for (int s = 0; s < steps; ++s) {
+    auto const one = batch(2 * s, parts, true);
+    auto const two = batch(2 * s + 1, parts, true);
+    sg::run_together(a.step(one), b.step(two));
+    sg::run_together(c.step(one), d.step(two));
+    REQUIRE((bits(a) == bits(c)));
+    REQUIRE((bits(b) == bits(d)));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("cuda/workers: bulk synchronous workers have the bits of those on threads", "[cuda]") {
@@ -430,14 +442,7 @@ TEST_CASE("cuda/workers: a worker on threads and one on a GPU train together", "
     auto b = host_worker(gpipe, mixed.worker(1), model, optimizer(), clipping(), &calls[1]);
     auto c = host_worker(one_f_one_b, plain.worker(0), model, optimizer(), clipping(), &calls[2]);
     auto d = host_worker(gpipe, plain.worker(1), model, optimizer(), clipping(), &calls[3]);
-    for (int s = 0; s < 4; ++s) {
-      auto const one = batch(2 * s, parts, true);
-      auto const two = batch(2 * s + 1, parts, true);
-      sg::run_together(a.step(one), b.step(two));
-      sg::run_together(c.step(one), d.step(two));
-      REQUIRE((bits(a) == bits(c)));
-      REQUIRE((bits(b) == bits(d)));
-    }
+    same_steps(a, b, c, d, 4);
   });
 }
 
@@ -545,14 +550,7 @@ TEST_CASE("cuda/workers: a server over TCP has the bits of one in the process", 
     auto b = gpu_worker(gpipe, 2, far.worker(1), model, sgd, clipping(), &none);
     auto c = gpu_worker(one_f_one_b, 0, near.worker(0), model, sgd, clipping(), &none);
     auto d = gpu_worker(gpipe, 2, near.worker(1), model, sgd, clipping(), &none);
-    for (int s = 0; s < 3; ++s) {
-      auto const one = batch(2 * s, parts, true);
-      auto const two = batch(2 * s + 1, parts, true);
-      sg::run_together(a.step(one), b.step(two));
-      sg::run_together(c.step(one), d.step(two));
-      REQUIRE((bits(a) == bits(c)));
-      REQUIRE((bits(b) == bits(d)));
-    }
+    same_steps(a, b, c, d, 3);
   });
 }
 #endif
