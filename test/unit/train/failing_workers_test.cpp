@@ -55,40 +55,39 @@ struct Fragile : Layer {
   }
 };
 
-/// Its second stream begins when that of another worker has begun.
+/// Of two streams that begin at the same time, whether that of one worker has begun, or could not.
+struct Order {
+  std::atomic<bool> kept{false};  // false: in any order
+  std::atomic<bool> begun{false};
+};
+/// Its stream begins after that of another worker.
 class Behind final : public Forwarding {
  public:
-  Behind(ParameterServer const& server, int worker, std::atomic<bool> const& begun)
-      : Forwarding(server.worker(worker).link()), begun_(begun) {}
+  Behind(ParameterServer const& server, int worker, Order const& order)
+      : Forwarding(server.worker(worker).link()), order_(order) {}
   void begin() override {
-    bool const waits = ++streams_ == 2;
-    while (waits && !begun_.load()) std::this_thread::yield();
+    while (order_.kept.load() && !order_.begun.load()) std::this_thread::yield();
     Forwarding::begin();
   }
 
  private:
-  std::atomic<bool> const& begun_;
-  int streams_ = 0;
+  Order const& order_;
 };
-/// Tells when its second stream has begun, or could not.
+/// Its stream begins before those of other workers.
 class Ahead final : public Forwarding {
  public:
-  Ahead(ParameterServer const& server, int worker, std::atomic<bool>& begun)
-      : Forwarding(server.worker(worker).link()), begun_(begun) {}
+  Ahead(ParameterServer const& server, int worker, Order& order)
+      : Forwarding(server.worker(worker).link()), order_(order) {}
   void begin() override {
     struct Tell {
-      std::atomic<bool>& begun;
-      bool tells;
-      ~Tell() {
-        if (tells) begun.store(true);
-      }
-    } const tell{begun_, ++streams_ == 2};
+      Order& order;
+      ~Tell() { order.begun.store(order.kept.load()); }
+    } const tell{order_};
     Forwarding::begin();
   }
 
  private:
-  std::atomic<bool>& begun_;
-  int streams_ = 0;
+  Order& order_;
 };
 
 /// Its first stream is lost when the worker asks for weights, or while it reads them.
@@ -238,16 +237,14 @@ TEST_CASE("train/OnFailure: a stream goes on without a worker that fails, and wi
       Chosen const waves{{3, 2, 1}, exact};
       ParameterServer const server(
           {.workers = 3, .shards = 2, .log = true, .on_failure = OnFailure::go_on});
-      // If the others had ended the second stream before worker 2 begins, it would wait for their
-      // third.
-      std::atomic<bool> begun{false};
+      Order order;
       std::vector<decltype(make(waves, server, 0, {2}, 2, sgd))> trainers;
       for (int n = 0; n < 3; ++n) {
         std::shared_ptr<sg::detail::ParameterLink> link;
         if (n == 2)
-          link = std::make_shared<Ahead>(server, n, begun);
+          link = std::make_shared<Ahead>(server, n, order);
         else
-          link = std::make_shared<Behind>(server, n, begun);
+          link = std::make_shared<Behind>(server, n, order);
         trainers.push_back(
             make(waves, Through{std::move(link)}, n, {1 + n}, 2, sgd, n == 2 ? fail_at : -1));
       }
@@ -265,6 +262,8 @@ TEST_CASE("train/OnFailure: a stream goes on without a worker that fails, and wi
       // A shorter stream does not fail. All three are in it from some wave on.
       auto const whole = data(fail_at == 0 ? 1 : fail_at, 1);
       if (fail_at == 0) continue;  // it fails always
+      // If the others had ended this stream before worker 2 begins, it would wait for their third.
+      order.kept.store(true);
       sg::run_together(trainers[0].stream(whole), trainers[1].stream(whole),
                        trainers[2].stream(whole));
       REQUIRE(weights(trainers[0]) == weights(trainers[1]));
