@@ -315,10 +315,10 @@ class Checkpoints {
   }
   /// Likewise into those parameters of a trainer that this process has; over processes, call
   /// Trainer::prepare first. The trainer is then at the step of the checkpoint, and its optimizer
-  /// has the numbers of that step.
+  /// has the numbers of that step. Until all is read, other threads' steps are refused.
   /// @throws Error  also mismatch for another optimizer, or one that was given other numbers, unless
   ///                `what` allows it; bad_configuration for a worker, which takes its weights from a
-  ///                server
+  ///                server, and while a step runs
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train,
@@ -326,12 +326,15 @@ class Checkpoints {
     namespace feature = detail::feature;
     require_rule(detail::Rule::restored_worker,
                  feature::restores.with(feature::server, !train.staleness().empty()));
-    auto const here = detail::optimizer_record(train.given_optimizer(), train.optimizer());
-    auto const restored = restore(model, train.parameter_shapes(), train.own_parameters(), what,
-                                  &here, [&](detail::OptimizerRecord const& there) {
-                                    return detail::set_numbers(train.optimizer(), there.now);
-                                  });
-    train.resume(what == Restore::values ? 0 : restored.state.step);
+    RestoredCheckpoint restored;
+    train.restore_parameters([&](auto const& shapes, auto const& parameters, auto& optimizer) {
+      auto const here = detail::optimizer_record(train.given_optimizer(), optimizer);
+      restored = restore(model, shapes, parameters, what, &here,
+                         [&](detail::OptimizerRecord const& there) {
+                           return detail::set_numbers(optimizer, there.now);
+                         });
+      return what == Restore::values ? 0 : restored.state.step;
+    });
     return restored;
   }
 

@@ -241,6 +241,17 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
   /// @throws Error  bad_configuration unless 0 <= steps <= 2^48
   void resume(std::int64_t steps) { hold()->resume(steps); }
 
+  /// Lets `read` write parameters and optimizer, and resumes at the step that it returns. From
+  /// beginning to end the trainer is held: another thread's step is refused, as is this call while
+  /// a step runs.
+  /// @param read  callable with the shapes of all parameters, the states of own_parameters(), and
+  ///              the optimizer; what it throws is passed on, and the trainer is at the step before
+  /// @throws Error  as resume
+  template <class Read> void restore_parameters(Read&& read) {
+    Hold const held = hold();
+    held->resume(read(Facts::shapes(held->machine()), states(held, true), *optimizer_));
+  }
+
   /// From the next step on, records an iteration as a graph of the device and replays it; records
   /// it again when its arguments change. Only for devices with graphs.
   /// @return  counters of what is done with the graph, which are kept up to date

@@ -5,7 +5,9 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <random>
+#include <stdexcept>
 #include <string_view>
 #include <thread>
 #include <tuple>
@@ -662,6 +664,79 @@ TEST_CASE("train/Checkpoints: numbers that cannot be set are refused before anyt
   reads.optimizer().rate = 0.2;  // nothing to set
   CHECK_NOTHROW(checkpoints.restore("a model", reads));
   CHECK(bits(reads) == bits(train));
+}
+
+namespace {
+
+/// Says when its numbers are read and when it updates, in the thread that does so.
+struct Watched : Own {
+  struct Watch {
+    std::function<void()> read = [] {}, update = [] {};
+  };
+  Watch* watch = nullptr;
+  auto fields() const {
+    watch->read();
+    return Own::fields();
+  }
+  template <class T>
+  void update(stagger::OptimizerView<T> const& v, double scale, std::int64_t step) const noexcept {
+    watch->update();
+    Own::update(v, scale, step);
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "train/Checkpoints: a trainer that is restored refuses another thread's steps, and the "
+    "other way round",
+    "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  Watched::Watch watch;
+  auto const make = [&] {
+    return stagger::Pipeline{Scale{}}.with(Square{}, Watched{{}, &watch},
+                                           stagger::host::Threads{1});
+  };
+  auto written = make();
+  advance(written, [](Watched&, std::int64_t) {});
+  checkpoints.write(state(3), written);
+  auto const expected = bits(written);
+
+  auto train = make();
+  std::vector<std::string> says;
+  auto const elsewhere = [&](auto const& call) {
+    std::thread([&] { says.push_back(refusal(call)); }).join();
+  };
+  // The numbers are read before the file is, and compared and set before its parameters are read.
+  watch.read = [&] {
+    elsewhere([&] { return stagger::run(train.step(data)); });
+    elsewhere([&] { return train.steps() == 0 ? train.optimizer().rate : 0; });
+  };
+  CHECK(checkpoints.restore("a model", train).state.step == 3);
+  CHECK(says.size() >= 8);
+  for (auto const& text : says)
+    CHECK_THAT(text, Catch::StartsWith("another call of this pipeline has not returned yet; "));
+  watch.read = [] {};
+  CHECK(train.steps() == 3);
+  CHECK(bits(train) == expected);
+
+  says.clear();
+  watch.update = [&] { elsewhere([&] { return checkpoints.restore("a model", train); }); };
+  stagger::run(train.step(data));
+  REQUIRE(says.size() == 1);  // of one parameter
+  CHECK_THAT(says[0], Catch::StartsWith("a step of this pipeline is still running; "));
+  watch.update = [] {};
+  stagger::run(written.step(data));
+  CHECK(bits(train) == bits(written));
+
+  // What the reader throws leaves the trainer free, and at the step before.
+  CHECK_THROWS_WITH(train.restore_parameters([](auto const&, auto const&, auto&) -> std::int64_t {
+    throw std::runtime_error("no more");
+  }),
+                    "no more");
+  stagger::run(train.step(data));
+  CHECK(train.steps() == 5);
 }
 
 namespace {

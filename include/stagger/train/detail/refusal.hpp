@@ -193,6 +193,7 @@ template <class Result> struct Rejected {
   void prepare(std::size_t) const;
   void record(bool) const;
   void resume(std::int64_t) const;
+  void restore_parameters(Anything) const;
   void settle() const;
   int stages() const;
   int ranks() const;
