@@ -14,6 +14,8 @@
 
 #include <stagger/engine/machine.hpp>
 #include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/pipe_dream.hpp>
+#include <stagger/staleness/weight_stashing.hpp>
 #ifndef TEST_SANITIZED
 #include <sys/resource.h>
 
@@ -459,6 +461,45 @@ TEST_CASE("engine/Step: keeps a batch that was a temporary", "[engine]") {
   sg::run(*last);
   last.reset();
   CHECK(bits(there) == course[3]);
+}
+
+TEST_CASE("engine/Step: keeps a copy of a batch that was a const temporary", "[engine]") {
+  using Batch = decltype(batch(0));
+  auto const made = [](int step) -> Batch const { return batch(microbatches, step); };
+  auto const inputs = [](float x) -> std::vector<float> const { return {x, x}; };
+  auto const course = undisturbed(microbatches, 2);
+  auto train = threaded(2);
+  auto const first = batch(microbatches, 0);
+  double const loss = sg::run(train.evaluate(first)).loss;
+  auto step = train.step(made(0));
+  auto moved = train.step(std::move(std::as_const(first)));
+  auto evaluated = train.evaluate(made(0));
+  std::vector<float> outputs(2);
+  std::vector<float> others(2);
+  std::vector<float> const known(2, 0.5F);
+  auto predicted = train.predict(inputs(0.5F), outputs);
+  std::vector<float> const overwritten(64, 1e30F);  // where a temporary may have been
+  CHECK(sg::run(evaluated).loss == loss);
+  sg::run(std::move(predicted));
+  sg::run(train.predict(known, others));
+  CHECK(outputs == others);
+  sg::run(step);
+  CHECK(bits(train) == course[1]);
+  CHECK(first.inputs == batch(microbatches, 0).inputs);
+
+  auto const flushless = [] {
+    return sg::Pipeline{Layer{make_hook()}, Layer{make_hook(), 0.8F}}.with(
+        sg::schedule::PipeDream{}, sg::staleness::WeightStashing{}, sg::host::Threads{2},
+        Loss{make_hook()}, optimizer());
+  };
+  auto kept = flushless();
+  auto named = flushless();
+  auto stream = kept.stream(made(1));
+  std::vector<float> const again(64, 1e30F);
+  sg::run(stream);
+  auto const second = batch(microbatches, 1);
+  sg::run(named.stream(second));
+  CHECK(bits(kept) == bits(named));
 }
 
 namespace {

@@ -31,7 +31,17 @@ template <class Train, class In, class Out, class Target> class KeptBatches {
     auto kept = keep(std::move(batch));
     return self().evaluate(*kept, std::move(stop)).keep(kept);
   }
-  /// Of inputs that are neither in a vector nor a view, the step keeps a copy.
+  // What is const cannot be moved from: the step keeps a copy.
+  Step step(Batch<In, Target> const&& batch, stagger::stop_token stop = {}) {
+    return step(Batch<In, Target>(batch), std::move(stop));
+  }
+  Step stream(Batch<In, Target> const&& batch, stagger::stop_token stop = {}) {
+    return stream(Batch<In, Target>(batch), std::move(stop));
+  }
+  Step evaluate(Batch<In, Target> const&& batch, stagger::stop_token stop = {}) {
+    return evaluate(Batch<In, Target>(batch), std::move(stop));
+  }
+  /// Of inputs that are const, or neither in a vector nor a view, the step keeps a copy.
   template <class X, class Y>
     requires(Spans<X const, In const> && Receives<Y, Out> && !std::is_lvalue_reference_v<X> &&
              !std::ranges::enable_borrowed_range<X>)
