@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
     std::string const path = std::string(folder) + "/pipedream/" + model + ".graph.txt";
     std::ifstream file(path);
     std::string const text{std::istreambuf_iterator<char>(file), {}};
-    auto const profile = cluster::read_graph_txt(text, path);
+    auto const profile = cluster::read_graph_txt(text, path, 1);
     for (bool const in_nodes : {false, true}) {
       std::string const name =
           std::string("partition/PipeDream, ") + model + (in_nodes ? ", 4x4" : ", flat 16");

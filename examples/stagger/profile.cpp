@@ -43,6 +43,7 @@ stagger::cluster::Profile ModelAndCluster::profile() const {
   if (!graph && batch_ != 0)
     refuse("--profile-batch is for PipeDream's graph.txt, and " + source +
            " says its batch itself; leave --profile-batch out");
+  // Where the answer does not depend on the batch, any will do.
   auto profile = stagger::json::read_any_profile(
       std::move(text), source, stagger::json::ProfileUse::planning, std::max(batch_, 1));
   warn(profile_, profile);

@@ -96,7 +96,7 @@ fuzz::Program const program{
 bool profile(std::string const& text) {
   cluster::Profile read;
   try {
-    read = json::read_any_profile(text, "fuzz");
+    read = json::read_any_profile(text, "fuzz", json::ProfileUse::planning, 1);
   } catch (stagger::Error const& error) {
     program.refused(error, text);
     return false;

@@ -325,9 +325,12 @@ class GraphReader {
 /// @param  source  the name of the file in error messages
 /// @param  batch   the samples that its times and sizes are for, which the file does not say
 /// @throws Error   bad_data naming file, line, column and value: for a malformed line or
-///                 number, an edge to a node that does not exist, and a cycle
+///                 number, an edge to a node that does not exist, a cycle, and a batch below 1
 [[nodiscard]] inline Profile read_graph_txt(std::string_view text, std::string const& source,
-                                            int batch = 1) {
+                                            int batch) {
+  if (batch < 1)
+    raise(Errc::bad_data, "the batch that ", source, " was profiled with is given as ", batch,
+          "; give 1 sample or more");
   return detail::GraphReader(text, source).read(batch);
 }
 

@@ -80,13 +80,18 @@ inline void read_weight(Field const& from, double backward_s, std::optional<doub
 }
 
 /// Reads either form of a profile: JSON, or PipeDream's graph.txt.
-/// @param batch  samples that a graph.txt is for, which it does not say
-/// @throws Error  bad_data naming file, line, field and value
+/// @param batch  samples that a graph.txt is for, which it does not say; JSON says it itself
+/// @throws Error  bad_data naming file, line, field and value; bad_configuration for a graph.txt
+///                without a batch, unless only gradients are wanted
 [[nodiscard]] inline cluster::Profile read_any_profile(std::string text, std::string source,
                                                        ProfileUse use = ProfileUse::planning,
-                                                       int batch = 1) {
-  if (cluster::is_graph_txt(text)) return cluster::read_graph_txt(text, source, batch);
-  return read_profile(std::move(text), std::move(source), use);
+                                                       std::optional<int> batch = {}) {
+  if (!cluster::is_graph_txt(text)) return read_profile(std::move(text), std::move(source), use);
+  if (!batch && use == ProfileUse::planning)
+    raise(Errc::bad_configuration, source,
+          " does not say for how many samples its times and sizes are; give read_any_profile the "
+          "batch that was profiled");
+  return cluster::read_graph_txt(text, source, batch.value_or(1));
 }
 
 /// The profile in the format of `read_profile`, one layer on each line.

@@ -26,7 +26,7 @@ std::string edge(int from, int to) {
 
 std::vector<std::uint64_t> boundaries(std::string const& text) {
   std::vector<std::uint64_t> bytes;
-  for (auto const& layer : read_graph_txt(text, "graph.txt").layers)
+  for (auto const& layer : read_graph_txt(text, "graph.txt", 1).layers)
     bytes.push_back(layer.activation_bytes);
   return bytes;
 }
@@ -38,7 +38,7 @@ TEST_CASE("cluster/read_graph_txt: layers come in the order of the edges, times 
   auto const p = read_graph_txt(
       node(10, "Linear(a, b=1)", "5.0", "7.000") + node(2, "ReLU(in=1, x)", "[3.0; 4.0]") +
           node(1, "Input0", "100.0") + edge(1, 2) + "  node2 -- node10  \n",
-      "graph.txt");
+      "graph.txt", 1);
   REQUIRE(p.layers.size() == 2);
   CHECK(p.layers[0].name == "ReLU(in=1, x)");
   CHECK(p.layers[0].forward_s == 0.001);
@@ -69,7 +69,7 @@ TEST_CASE("cluster/read_graph_txt: what cannot be put in one line is refused by 
   std::string const two = node(1, "a") + node(2, "b");
   auto const refused = [](std::string const& text, std::string const& words) {
     CAPTURE(text);
-    CHECK_THROWS_WITH(read_graph_txt(text, "g.txt"), Catch::Contains(words));
+    CHECK_THROWS_WITH(read_graph_txt(text, "g.txt", 1), Catch::Contains(words));
   };
   refused(two + edge(1, 2) + edge(2, 1),
           "g.txt, line 3, column 1: 'node1 -- node2' is an edge of a cycle");
@@ -89,6 +89,8 @@ TEST_CASE("cluster/read_graph_txt: what cannot be put in one line is refused by 
   refused(node(1, "a", "1.0", "1e17"), "parameter_size = 1e+17");
   refused(node(1, "Input"), "holds inputs but no layer");
   refused("", "holds no layer");
+  CHECK_THROWS_WITH(read_graph_txt(two, "g.txt", 0),
+                    "the batch that g.txt was profiled with is given as 0; give 1 sample or more");
 }
 
 TEST_CASE("cluster/read_graph_txt: a branch that never joins the others is left out with a warning",
@@ -121,19 +123,19 @@ TEST_CASE("cluster/read_graph_txt: a branch that never joins the others is left 
   // Of branches that are equally long, the last; pieces of a tuple are no branches.
   auto const equal = read_graph_txt(node(1, "a") + node(2, "b") + node(3, "__getitem__(1)") +
                                         node(4, "c") + edge(1, 2) + edge(1, 3) + edge(1, 4),
-                                    "g.txt");
+                                    "g.txt", 1);
   CHECK(names(equal) == "a__getitem__(1)c");
   // A piece goes with the layer that makes its tuple; what two branches share is counted once.
   auto const shared = read_graph_txt(node(1, "a") + node(2, "s") + node(3, "x") + node(4, "y") +
                                          node(5, "__getitem__(0)") + node(6, "b") + node(7, "c") +
                                          node(8, "d") + edge(1, 2) + edge(2, 3) + edge(2, 4) +
                                          edge(2, 5) + edge(1, 6) + edge(6, 7) + edge(7, 8),
-                                     "g.txt");
+                                     "g.txt", 1);
   CHECK(names(shared) == "abcd");
   REQUIRE(shared.warnings.size() == 2);
   CHECK_THAT(shared.warnings[0], Catch::Contains("node3 of") && Catch::Contains(": 3 layers of"));
   CHECK_THAT(shared.warnings[1], Catch::Contains("node4 of") && Catch::Contains(": 1 layer of"));
-  CHECK(read_graph_txt(node(1, "a") + node(2, "b"), "g.txt").warnings.size() == 1);
+  CHECK(read_graph_txt(node(1, "a") + node(2, "b"), "g.txt", 1).warnings.size() == 1);
 }
 
 TEST_CASE("cluster/read_graph_txt: a byte order mark and CRLF change nothing", "[cluster]") {
@@ -142,8 +144,8 @@ TEST_CASE("cluster/read_graph_txt: a byte order mark and CRLF change nothing", "
   for (std::size_t at = 0; (at = marked.find('\n', at)) != marked.npos; at += 2)
     marked.replace(at, 1, "\r\n");
   CHECK(is_graph_txt(marked));
-  CHECK(read_graph_txt(marked, "g.txt") == read_graph_txt(text, "g.txt"));
-  CHECK_THROWS_WITH(read_graph_txt("\xEF\xBB\xBFwhat\n", "g.txt"),
+  CHECK(read_graph_txt(marked, "g.txt", 1) == read_graph_txt(text, "g.txt", 1));
+  CHECK_THROWS_WITH(read_graph_txt("\xEF\xBB\xBFwhat\n", "g.txt", 1),
                     Catch::Contains("line 1, column 1: 'what'"));
 }
 

@@ -125,6 +125,17 @@ TEST_CASE("json/read_profile: gradients need neither batch nor activations", "[j
   CHECK(json::read_profile(text, "p.json", json::ProfileUse::gradients).size() == 1);
 }
 
+TEST_CASE("json/read_any_profile: the batch of a graph is asked for where it matters", "[json]") {
+  std::string const graph =
+      "node1 -- a -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=3.0, "
+      "parameter_size=4.0\n";
+  CHECK_THROWS_WITH(json::read_any_profile(graph, "g.txt"),
+                    "g.txt does not say for how many samples its times and sizes are; give "
+                    "read_any_profile the batch that was profiled");
+  CHECK(json::read_any_profile(graph, "g.txt", json::ProfileUse::planning, 32).batch == 32);
+  CHECK(json::read_any_profile(graph, "g.txt", json::ProfileUse::gradients).size() == 1);
+}
+
 TEST_CASE("json/read_any_profile: PipeDream's graphs read as the profiles made from them",
           "[json][profiles]") {
   char const* const folder = std::getenv("STAGGER_PROFILES");
@@ -137,7 +148,7 @@ TEST_CASE("json/read_any_profile: PipeDream's graphs read as the profiles made f
     CAPTURE(name);
     std::string const root = std::string(folder) + "/pipedream";
     auto const from = [&](std::string const& path) {
-      return json::read_any_profile(json::read_file(path), path);
+      return json::read_any_profile(json::read_file(path), path, json::ProfileUse::planning, 1);
     };
     Profile const graph = from(root + "/" + name + ".graph.txt");
     Profile const made = from(root + "-" + name + ".json");
