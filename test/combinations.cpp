@@ -91,8 +91,9 @@ bool excludes(Choice const& a, Choice const& b) {
 /// kind that a pipeline needs; and with the same features without those of the row.
 template <class Visit>
 void each_pipeline(Choice const& row, Choice const& column, Visit const& visit) {
-  constexpr Features given = feature::trains | feature::adds_by_kernel | feature::norm_by_kernel |
-                             feature::finds_by_kernel | feature::begins_by_kernel;
+  constexpr Features given = feature::trains | feature::looks | feature::adds_by_kernel |
+                             feature::norm_by_kernel | feature::finds_by_kernel |
+                             feature::begins_by_kernel;
   constexpr Kind needed[] = {Kind::schedule,   Kind::staleness, Kind::ranks,
                              Kind::collective, Kind::device,    Kind::optimizer};
   bool const server =

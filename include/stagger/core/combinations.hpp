@@ -359,6 +359,10 @@ enum class Verdict : std::uint8_t {
        " changes nothing without Options::recompute",                                              \
        "Only a forward that is repeated can be compared with the first; a plan may decide that "   \
        "none is.")                                                                                 \
+  RULE(late_looks, no_effect, late, looks, "NonFinite::ignore",                                    \
+       " changes nothing for a worker with late layers: its step fails as by NonFinite::fail",     \
+       "Predicted weights, and the choice of late layers, would be made of a gradient that is "    \
+       "not finite before the server undoes the step.")                                            \
   RULE(replicas_pushed_at_end, no_effect, grouped_pushes | replicas, none,                         \
        "collective::GroupedPushes", " changes nothing for a stage with several replicas",          \
        "Their sum is pushed at the end of the step.")                                              \

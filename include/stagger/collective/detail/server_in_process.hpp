@@ -386,7 +386,8 @@ class ServerInProcess : private ServerStreams {
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
-  /// Whether values of a push are all finite. If layers may be late, workers check this themselves.
+  /// Whether values of a push are all finite. If layers may be late, workers look before they push,
+  /// whatever their options say, and step() undoes what is not finite all the same.
   /// @param values  [bytes of the layer]
   [[nodiscard]] bool all_finite(std::size_t l, std::byte const* values, ByteRange part = {}) {
     return late_ != nullptr || layers_[l].shape().all_finite(values, part);

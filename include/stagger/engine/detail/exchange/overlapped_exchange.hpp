@@ -105,6 +105,7 @@ class OverlappedExchange final : public ServerExchange {
   [[gnu::cold]] OverlappedExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                                    StalenessModel const& staleness)
       : ServerExchange(std::move(link), machine, staleness), layers_(machine.parameters().size()) {
+    machine.options().non_finite = NonFinite::fail;  // see Rule::late_looks
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       LayerParameters& own = machine.parameters()[l];
       if (calls().predict != nullptr) own.reserve_versions(2);
@@ -258,14 +259,7 @@ class OverlappedExchange final : public ServerExchange {
     std::fill(cell.seen.begin(), cell.seen.end(), seen);
     each_layer(cell, [&](std::size_t l) { take_late(l); });
     std::size_t missing = 0;
-    each_layer(cell, [&](std::size_t l) {
-      LayerParameters const& own = machine_.parameters()[l];
-      if (!own.all_finite(own.stored().gradients.data()))
-        raise(Errc::bad_data, "a gradient of layer ", l, " is not finite in step ",
-              machine_.steps(),
-              " of this worker; it was not pushed: lower the rate, or look for what divides by 0");
-      if (urgent(l).size() != 0) ++missing;
-    });
+    each_layer(cell, [&](std::size_t l) { missing += urgent(l).size() != 0; });
     double const scale = gradient_scale(machine_, in);
     each_layer(cell, [&](std::size_t l) { scale_gradients(machine_.parameters()[l], scale); });
     if (program_->cells[in.cell].last()) link_->report(loss_of_step(machine_));
