@@ -15,7 +15,8 @@ namespace stagger::collective {
 ///
 /// A grouping that uses times is given medians: after one warm-up step, each layer's gradient is
 /// added up by itself and timed for `measured_steps` steps, and a line is fitted to the times of
-/// the sums. The groups hold from the next step on.
+/// the sums. The groups hold from the next step on. Without a flush each update of a stage has one
+/// sum, and the grouping is not asked.
 ///
 /// @code
 ///     pipeline.with(collective::AllReduce{.grouping = collective::grouping::Bucket{1 << 20}},

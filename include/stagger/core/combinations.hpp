@@ -124,11 +124,28 @@ enum class Verdict : std::uint8_t {
        "every stage has several replicas, which push their sum at the end of a step",              \
        STAGGER_NOT_IN_GROUPS, "Sums of replicas would have to be pushed group by group.")          \
   /* replicas and sums */                                                                          \
-  RULE(replicas_without_flush, not_built, replicas | asynchronous, none, "replicas",               \
-       " add up their gradients before any of them updates, which an asynchronous staleness "      \
-       "model does not wait for; leave Options::replicas out, or use staleness::Synchronous",      \
-       "PipeDream (section 3.2) replicates stages of such a schedule, and adds up the gradients "  \
-       "of each minibatch.")                                                                       \
+  RULE(                                                                                            \
+      replicas_of_a_stream, not_built, replicas | asynchronous | server, none, "replicas",         \
+      " of a worker cannot take a stream of minibatches; leave Options::replicas out, or let the " \
+      "staleness model be synchronous",                                                            \
+      "Replicas would have to push the change of their sum, and all wait for the weights that "    \
+      "one of them receives.")                                                                     \
+  RULE(replicas_without_flush, not_built, replicas | asynchronous | own_memory, none, "replicas",  \
+       " on GPUs add up their gradients at the end of a step, which an asynchronous staleness "    \
+       "model does not have; use host::Threads, leave Options::replicas out, or let the "          \
+       "staleness model be synchronous",                                                           \
+       "Each GPU would need the versions of the weights, and each update the sum of GPUs.")        \
+  RULE(replicas_apart_without_flush, not_built, replicas | asynchronous | own_stages, none,        \
+       "replicas",                                                                                 \
+       " in several processes add up their gradients at the end of a step, which an "              \
+       "asynchronous staleness model does not have; use host::Threads, leave Options::replicas "   \
+       "out, or let the staleness model be synchronous",                                           \
+       "Processes would have to send their gradients, and the versions, for each update.")         \
+  RULE(split_without_flush, not_built, layer_split | asynchronous, none, "partition::LayerSplit",  \
+       " shares layers among ranks that update at the end of a step, which an asynchronous "       \
+       "staleness model does not have; leave it out, or let the staleness model be synchronous",   \
+       "All sections of a stage would have to see the same versions; where they update in each "   \
+       "pass, both would say which weights a microbatch sees.")                                    \
   RULE(shards_on_device, not_built, shards, may_shard, "this device",                              \
        " does not share the optimizer's state out to replicas; leave "                             \
        "AllReduce::shard_optimizer out, or use mpi::Processes",                                    \
@@ -266,10 +283,6 @@ enum class Verdict : std::uint8_t {
   RULE(sharded_each_pass, not_built, each_pass | shards, none,                                     \
        "layers that are updated in each pass", STAGGER_EACH_PASS("AllReduce::shard_optimizer"),    \
        "Each member of a group would share out the state of its own part.")                        \
-  RULE(asynchronous_each_pass, not_built, each_pass | asynchronous, none,                          \
-       "layers that are updated in each pass",                                                     \
-       STAGGER_EACH_PASS("an asynchronous staleness model"),                                       \
-       "Both say which weights a microbatch sees; each would have to govern its own layers.")      \
   RULE(pushed_each_pass, not_built, each_pass | server, averages,                                  \
        "layers that are updated in each pass",                                                     \
        " have no gradient of a step for a parameter server; use staleness::LocalSgd, which "       \

@@ -183,7 +183,7 @@ class Machine : public StepStatus {
   /// exchange of one stage, or what replicas do.
   [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in,
                                      Clock const& clock = {}) {
-    if (in.op == Op::apply) {
+    if (in.op == Op::apply && !in.updates_part()) {
       StepEnd{model, run}.require_finite(model.layers_of(in.stage), rank.number, &in);
       gradients_complete(model.layers_of(in.stage));
     }

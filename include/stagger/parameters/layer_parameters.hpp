@@ -39,6 +39,15 @@ class GradientCopy {
     for (std::size_t i = 0; i < views_.size() && kept.of != KeptGradients::Of::first; ++i)
       views_[i].gradient = kept.arrive() ? nullptr : gradients_.at(shape.range(i).first);
   }
+  /// Shows the layer further versions of the first owner's values.
+  /// @param views  [versions][count] of the first owner
+  [[gnu::cold]] void show_versions(ParameterView const* views, std::size_t versions,
+                                   std::size_t count) {
+    for (std::size_t i = views_.size(); i < versions * count; ++i) {
+      views_.push_back(views[i]);
+      views_.back().gradient = views_[i % count].gradient;
+    }
+  }
   [[nodiscard]] KeptGradients const& kept() const noexcept { return kept_; }
   /// Byte `offset` of the layer's gradients that are kept here.
   [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
@@ -49,7 +58,7 @@ class GradientCopy {
     return gradients_.size() + values_.size() + received_.size() + states_[0].size() +
            states_[1].size();
   }
-  void zero() noexcept { gradients_.zero(); }
+  void zero(ByteRange part = {}) noexcept { gradients_.zero(part.first, part.last); }
   void release() noexcept { gradients_ = {}; }
 
   /// Moves the copy to another memory, between steps. In another memory than the first owner's it

@@ -29,8 +29,9 @@ enum class Op : std::uint8_t {
   hand_in,    ///< the rank's gradients are complete, for those that add them to their own
   finish,     ///< add what other owners of this rank's stages handed in; sum squares
   update,     ///< optimizer step, once every rank has finished
-  apply,  ///< optimizer step of one cell alone, from weight version `version` to `next_version`;
-          ///< with a parameter server: what it would change, into slot `next_version`
+  apply,  ///< optimizer step of one stage alone, from weight version `version` to `next_version`;
+          ///< if several ranks hold it: of the rank's part of each layer, by the sum of their
+          ///< gradients; with a parameter server: what it would change, into slot `next_version`
   // Of a cell of a worker that trains with others through a parameter server:
   push,  ///< the sum of the changes since the last push goes to the server
   pull,  ///< make weight version `next_version` from a snapshot, or from `version` and a change
@@ -224,9 +225,12 @@ struct Instruction {
   [[nodiscard]] constexpr bool reaches_server() const noexcept { return pushes(op) || snapshot(); }
   /// Of `pull`: whether it makes the version that lasts, with all pushes of every worker.
   [[nodiscard]] constexpr bool last_pull() const noexcept { return y == 2; }
-  /// Of `reduce`: which part of each layer it adds up, and of how many.
+  /// Of `reduce`: which part of each layer it adds up, and of how many. Likewise of an `apply` of a
+  /// stage that several ranks hold, which then updates it; of others, parts() is 0.
   [[nodiscard]] constexpr std::uint16_t part() const noexcept { return x; }
   [[nodiscard]] constexpr std::uint16_t parts() const noexcept { return y; }
+  /// Whether it adds up gradients of several ranks and updates by them, each rank a part.
+  [[nodiscard]] constexpr bool updates_part() const noexcept { return op == Op::apply && y != 0; }
   /// @pre signal_count < signal.size()
   constexpr void add_signal(std::uint32_t number) noexcept {
     signal[signal_count++] = static_cast<std::uint16_t>(number);

@@ -12,6 +12,7 @@
 #include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/detail/check_versions.hpp>
@@ -29,6 +30,8 @@ namespace stagger::detail {
   for (std::size_t c = 1; c < flow.cells.size(); ++c) {
     bool const alone = staleness && staleness.alone(flow.cells[c].depth);
     if (is_first_holder(flow.cells, c)) continue;
+    // Replicas have the same actions, and so the same versions.
+    if (!staleness.in_step() && flow.cells[c].position == flow.cells[c - 1].position) continue;
     Features const owners = feature::two_owners.with(feature::asynchronous, alone)
                                 .with(feature::server, exchanges)
                                 .with(feature::replicas, sums);
@@ -103,6 +106,8 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     apply.set_update(next);
     apply.version = updates[next].from;
     apply.next_version = updates[next].to;
+    IndexRange const holders = holders_of(c);
+    if (holders.size() > 1) return add_shared_update(rank, apply, holders);
     rank.code.push_back(apply);
     if (!program_.exchanges() || program_.flushes) return;  // in a step it is pushed at the end
     auto const per_push = static_cast<std::uint32_t>(program_.push_minibatches);
@@ -111,6 +116,48 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     push.op = Op::push;
     push.set_round(next / per_push);
     rank.code.push_back(push);
+  }
+
+  /// Appends the update of a stage that several ranks hold: each of them adds up and updates its
+  /// part once all have their gradients, and goes on once all have updated theirs.
+  void add_shared_update(RankProgram& rank, Instruction apply, IndexRange holders) {
+    if (shared_signals_ == 0) name_shared_signals();
+    std::size_t const c = apply.cell;
+    std::uint32_t const count = apply.update() + 1;
+    auto const await_others = [&](Instruction& in, std::uint32_t kind) {
+      for (std::size_t const d : holders)
+        if (d != c) rank.add_wait(in, shared_signal(d, kind), count);
+    };
+    Instruction ready = instruction_on(flow_.cells, c, Op::pass);
+    ready.add_signal(shared_signal(c, has_gradients));
+    rank.code.push_back(ready);
+    apply.set_part(static_cast<std::uint16_t>(c - holders.first),
+                   static_cast<std::uint16_t>(holders.size()));
+    await_others(apply, has_gradients);
+    apply.add_signal(shared_signal(c, has_updated));
+    rank.code.push_back(apply);
+    Instruction go_on = instruction_on(flow_.cells, c, Op::pass);
+    await_others(go_on, has_updated);
+    rank.code.push_back(go_on);
+  }
+  /// Two signals of each cell, after all others.
+  [[nodiscard]] std::uint32_t shared_signal(std::size_t c, std::uint32_t kind) const {
+    return static_cast<std::uint32_t>(shared_signals_ + 2 * c) + kind;
+  }
+  [[gnu::cold]] void name_shared_signals() {
+    shared_signals_ = program_.signals.size();
+    resize_signals(program_, shared_signals_ + 2 * flow_.cells.size());
+    for (std::size_t c = 0; c < flow_.cells.size(); ++c)
+      for (std::uint32_t const kind : {has_gradients, has_updated})
+        program_.signals[shared_signal(c, kind)] = {flow_.cells[c].rank, SignalEnds::everyone};
+  }
+  /// The cells of a cell's stage.
+  [[nodiscard]] IndexRange holders_of(std::size_t c) const {
+    IndexRange holders{c, c + 1};
+    while (!is_first_holder(flow_.cells, holders.first)) --holders.first;
+    while (holders.last < flow_.cells.size() && !is_first_holder(flow_.cells, holders.last))
+      ++holders.last;
+    return holders;
   }
 
   /// Adds the pulls that make the weights which the forward of a unit is the first to see.
@@ -153,10 +200,13 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     rank.code.push_back(in);
   }
 
-  Program const& program_;
+  static constexpr std::uint32_t has_gradients = 0, has_updated = 1;
+
+  Program& program_;
   Dataflow const& flow_;
   FixedArray<Versions> const& versions_;
   bool immediate_;
+  std::size_t shared_signals_ = 0;    // the first; 0: there are none so far
   std::size_t corrected_ = 0;         // forward behind a pull of late values; 0: none
   List<std::uint32_t> updates_made_;  // [cells] in the instructions written so far
   List<std::uint32_t> pulls_made_;    // likewise

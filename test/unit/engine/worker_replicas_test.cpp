@@ -551,13 +551,12 @@ TEST_CASE("engine/replicas: what workers with replicas cannot do is refused in o
   CHECK(says([&] { return with(sg::staleness::OverlappedSynchronous<>{}); }) ==
         "layers of a worker with replicas cannot be late, since a rank would take up their values "
         "while others compute; leave Options::replicas out, or use staleness::Synchronous");
-  CHECK(
-      says([&] {
-        return with(sg::staleness::WaveSynchronous{.in_flight = 2, .distance = 0},
-                    sg::schedule::Fifo{2});
-      }) ==
-      "replicas add up their gradients before any of them updates, which an asynchronous staleness "
-      "model does not wait for; leave Options::replicas out, or use staleness::Synchronous");
+  CHECK(says([&] {
+          return with(sg::staleness::WaveSynchronous{.in_flight = 2, .distance = 0},
+                      sg::schedule::Fifo{2});
+        }) ==
+        "replicas of a worker cannot take a stream of minibatches; leave Options::replicas out, or "
+        "let the staleness model be synchronous");
 }
 
 }  // namespace worker_replicas_test

@@ -258,7 +258,11 @@ struct Execution {
       LayerRun run;
       run.object = owner == 0 ? model.layers[l].object() : own.layer_copies[i].object();
       run.ops = &model.layers[l].ops();
-      if (owner == 0) model.parameters[l].reserve_versions(need.versions);
+      if (owner == 0)
+        model.parameters[l].reserve_versions(need.versions);
+      else if (need.versions > 1)
+        own.copies[i].show_versions(model.parameters[l].views(), need.versions,
+                                    model.parameters[l].count());
       run.parameter_count = model.parameters[l].count();
       run.parameters = owner == 0 ? model.parameters[l].views() : own.copies[i].views();
       run.number = model.number(l);
@@ -350,10 +354,12 @@ struct StepEnd {
   /// @throws Error  not_finite
   void require_finite(IndexRange layers, int rank, Instruction const* apply = nullptr,
                       LayerParameters const* copies = nullptr) const {
+    bool const part = apply != nullptr && apply->updates_part();
     bool const look = copies != nullptr ? model.options.non_finite != NonFinite::ignore : looks();
     for (std::size_t l = layers.last; look && l-- > layers.first;) {
       LayerParameters const& own = copies != nullptr ? copies[l] : model.parameters[l];
-      if (!own.all_finite(own.stored().gradients.data())) refuse(l, rank, apply);
+      ByteRange const range = part ? own.part(apply->part(), apply->parts()) : ByteRange{};
+      if (!own.all_finite(own.stored().gradients.data(), range)) refuse(l, rank, apply);
     }
   }
 

@@ -4,12 +4,14 @@
 ///         replicated stages while others still run.
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <utility>
 
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/engine/detail/gradient_group_part.hpp>
 #include <stagger/engine/detail/grouping_decision.hpp>
@@ -21,6 +23,9 @@ namespace stagger::detail {
 
 class GradientGroups final : public GradientGroupPart {
  public:
+  /// @param whole  whether gradients are added up at each update of a stage, and none in groups
+  explicit GradientGroups(bool whole) : whole_(whole) {}
+
   /// Divides the work at the end of a step: each holder of a stage updates its part of every layer,
   /// and adds up the squares of whole parameters, in proportion to its share of the bytes.
   [[gnu::cold]] void load(Machine& machine) override {
@@ -58,17 +63,23 @@ class GradientGroups final : public GradientGroupPart {
     });
   }
 
-  void begin_step(Machine& machine) override { GroupingDecision::begin_step(machine); }
+  void begin_step(Machine& machine) override {
+    if (!whole_) return GroupingDecision::begin_step(machine);
+    if (parts_updated_.size() == 0)
+      parts_updated_ = FixedArray<std::atomic<std::uint32_t>>(machine.model.stages());
+    for (auto& parts : parts_updated_) parts.store(0, std::memory_order_relaxed);
+  }
   void end_step(Machine& machine, std::exception_ptr const& why) override {
-    if (!why) GroupingDecision::end_step(machine);
+    if (!why && !whole_) GroupingDecision::end_step(machine);
   }
   [[nodiscard]] List<GradientGroup> const* groups(Machine& machine) override {
-    return GroupingDecision::current_groups(machine);
+    return whole_ ? nullptr : GroupingDecision::current_groups(machine);
   }
 
-  /// Carries out a part of a last backward, or a sum of gradients.
+  /// Carries out a part of a last backward, a sum of gradients, or a part of an update.
   bool execute(Machine& machine, RankState& rank, Instruction const& in,
                Clock const& clock) override {
+    if (in.updates_part()) return update_part(machine, rank, in), true;
     if (!has_group(in.op)) return false;
     IndexRange const layers = machine.model.layers_of(machine.run.program->groups[in.group]);
     std::size_t const first = machine.model.layers_of(in.stage).first;
@@ -110,6 +121,30 @@ class GradientGroups final : public GradientGroupPart {
     add();
   }
 
+  /// Adds up a part of each layer of a stage, and updates it. All ranks that hold the stage do so
+  /// at the same time, between two signals of each.
+  void update_part(Machine& machine, RankState& rank, Instruction const& in) {
+    IndexRange const layers = machine.model.layers_of(in.stage);
+    auto& owners = machine.run.storage[in.stage];
+    for (std::size_t l = layers.last; l-- > layers.first;)
+      add_up(machine.model.parameters[l], owners, l - layers.first, in);
+    StepEnd{machine.model, machine.run}.require_finite(layers, rank.number, &in);
+    UpdateStep step = machine.model.update_step(in);
+    for (std::size_t const l : layers) {
+      LayerParameters& layer = machine.model.parameters[l];
+      step.range = layer.part(in.part(), in.parts());
+      machine.gradients_complete({l, l + 1}, step.range);
+      machine.model.optimizer.update(machine.model.optimizer.optimizer, layer, step);
+      for (std::size_t o = 1; o < in.parts(); ++o)
+        owners[o].copies[l - layers.first].zero(step.range);
+    }
+    // The last one forgets which parameters have gradients: all others have asked.
+    std::atomic<std::uint32_t>& updated = parts_updated_[in.stage];
+    if (updated.fetch_add(1, std::memory_order_acq_rel) + 1 != in.parts()) return;
+    updated.store(0, std::memory_order_relaxed);
+    for (std::size_t const l : layers) machine.model.parameters[l].clear_added();
+  }
+
   /// Records when a part of a last backward, or a sum, ran, for the choice of groups and the
   /// timeline.
   void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
@@ -135,15 +170,20 @@ class GradientGroups final : public GradientGroupPart {
           span.end_s;  // parts of a backward with nothing between count as one
     if (computes_part(in.op) && group.lowest == 0 && rank.cells[in.cell].opens) --rank.in_flight;
   }
+
+ private:
+  bool whole_;
+  FixedArray<std::atomic<std::uint32_t>> parts_updated_;  // [stages] of the current update
 };
 
 /// What adds gradient groups to a pipeline.
 class GradientGroupPolicy : public PolicyPart {
  public:
   [[nodiscard]] SharedPasses const* passes() const noexcept override { return &shared_passes; }
-  [[gnu::cold]] void extend(Machine& machine, Setup const&) const override {
+  [[gnu::cold]] void extend(Machine& machine, Setup const& setup) const override {
     if (machine.gradient_groups() == nullptr)
-      machine.set_gradient_groups(&machine.add(std::make_unique<GradientGroups>()));
+      machine.set_gradient_groups(
+          &machine.add(std::make_unique<GradientGroups>(static_cast<bool>(setup.staleness))));
   }
 };
 

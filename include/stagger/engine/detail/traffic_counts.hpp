@@ -221,7 +221,7 @@ class TrafficCounts {
   /// Finds the messages with gradients of parameters, to the rank that adds them up.
   [[gnu::cold]] void find_sums(Program const& program, ModelState const& model) {
     each_stage(program, [&](int stage, IndexRange cells) {
-      if (!program.groups.empty()) return;
+      if (!program.groups.empty() || !program.flushes) return;
       std::uint64_t const sum = model.bytes_of(model.layers_of(stage));
       int const to = program.cells[cells.first].rank;
       for (std::size_t const c : cells)
@@ -230,9 +230,10 @@ class TrafficCounts {
     });
     for (auto const& rank : program.ranks)
       for (Instruction const& in : rank.code) {
-        if (!reduces(in.op)) continue;
+        if (!reduces(in.op) && !in.updates_part()) continue;
         std::uint64_t part = 0;
-        for (std::size_t const l : model.layers_of(program.groups[in.group]))
+        for (std::size_t const l :
+             reduces(in.op) ? model.layers_of(program.groups[in.group]) : model.layers_of(in.stage))
           part += model.parameters[l].part(in.part(), in.parts()).size();
         IndexRange const cells = cells_of(program, in.stage);
         for (std::size_t const c : cells)

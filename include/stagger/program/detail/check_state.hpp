@@ -139,7 +139,7 @@ class VersionCheck {
     if (in.version != 0) state_.refuse("reads another version of its weights than the only one");
   }
   /// Checks a gradient that is added up for the next update.
-  virtual void add(Instruction const&) const {}
+  virtual void add(Instruction const&) {}
   /// @param ended  microbatches whose gradients are there
   virtual void apply(Instruction const&, [[maybe_unused]] std::uint32_t ended) {
     state_.refuse("updates alone a stage that updates with the others");

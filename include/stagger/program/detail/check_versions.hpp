@@ -8,6 +8,7 @@
 
 #include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/detail/check_state.hpp>
 #include <stagger/program/program.hpp>
@@ -35,6 +36,10 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
       cells_[c].slots.assign(cells[c].versions, Held{});
       if (cells[c].versions != 0) cells_[c].slots[0] = {.updates = 0};
       cells_[c].wanted.resize(state.units);
+      cells_[c].holders = {c, c + 1};
+      if (is_first_holder(cells, c)) continue;
+      cells_[c].holders.first = cells_[c - 1].holders.first;
+      for (std::size_t const d : cells_[c].holders) cells_[d].holders.last = c + 1;
     }
   }
 
@@ -42,6 +47,10 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
     if (!alone(in.cell)) return VersionCheck::read(in);
     Weights& own = cells_[in.cell];
+    own.used_at = state_.now();
+    require_others(in, "reads weights", [&](Weights const& other) {
+      return other.made == own.made ? other.made_at : Weights::not_yet;
+    });
     Held& wanted = own.wanted[in.microbatch];
     if (gives_output(in.op)) {
       int const minibatch = static_cast<int>(in.microbatch) / per_update_;
@@ -59,9 +68,11 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
                     " of every worker, where the staleness model needs ", wanted.rounds);
   }
 
-  void add(Instruction const& in) const override {
-    if (alone(in.cell) && static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
+  void add(Instruction const& in) override {
+    if (!alone(in.cell)) return;
+    if (static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
       state_.refuse("adds to the gradients of another minibatch");
+    ++cells_[in.cell].ended;
   }
 
   [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) override {
@@ -72,6 +83,14 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     if (in.update() != made || ended != (made + 1) * per_update)
       state_.refuse("makes update ", in.update(), ", but ", counted(own.made, "update"), " and ",
                     counted(ended, "microbatch"), " came before");
+    IndexRange const holders = own.holders;
+    if (holders.size() > 1 ? in.part() != in.cell - holders.first || in.parts() != holders.size()
+                           : in.updates_part())
+      state_.refuse("updates part ", in.part(), " of ", in.parts(), ", which is not its own");
+    require_others(in, "adds up gradients and overwrites weights", [&](Weights const& other) {
+      return other.ended == own.ended ? other.used_at : Weights::not_yet;
+    });
+    own.made_at = state_.now();
     Held const from = slot_of(in, in.version);
     Held const seen = per_push_ != 0 ? own.wanted[made] : Held{.updates = own.made};
     if (from.updates != seen.updates || from.rounds != seen.rounds)
@@ -151,6 +170,12 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     int pushes = 0;
     int rounds = 0;  // rounds that the last forward must have seen
     bool alone = false;
+    // Where several ranks hold the stage, each of which updates a part:
+    static constexpr std::uint32_t not_yet = 0xffffffff;
+    IndexRange holders{};       // cells
+    std::uint32_t ended = 0;    // microbatches
+    std::uint32_t used_at = 0;  // instructions ended with the last use of weights or gradients
+    std::uint32_t made_at = 0;  // likewise with the last update
   };
   enum Exchanged : std::uint8_t { none_yet, read_once, pushed, pulled };
   [[nodiscard]] bool alone(std::size_t c) const { return cells_.size() != 0 && cells_[c].alone; }
@@ -165,6 +190,16 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     if (!state_.program.exchanges() || (pushes(in.op) ? done >= pushed && !more : done != pushed))
       state_.refuse("exchanges parameters in the wrong order, or twice");
     done = pushes(in.op) ? pushed : pulled;
+  }
+  /// Requires that the rank knows how far the others that hold its stage have come.
+  /// @param until  (Weights of another) -> the instructions that it must have ended
+  template <class Until>
+  void require_others(Instruction const& in, char const* what, Until until) const {
+    for (std::size_t const d : cells_[in.cell].holders) {
+      int const rank = state_.program.cells[d].rank;
+      if (d != in.cell && !state_.knows(rank, until(cells_[d])))
+        state_.refuse(what, " that rank ", rank, " may still use or change");
+    }
   }
   [[nodiscard]] Weights& exchanged(Instruction const& in) {
     if (cells_.size() == 0 || per_push_ == 0)

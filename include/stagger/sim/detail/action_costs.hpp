@@ -52,10 +52,11 @@ template <class Device> class ActionCosts {
   [[nodiscard]] double seconds(stagger::detail::RankState const& rank,
                                Instruction const& in) const {
     if (gathers_values(in.op)) return exchange_s(in);
-    if (!computes(in.op) && !has_group(in.op)) return 0;
-    double cost_s = has_group(in.op) ? group_cost(in) : action_s(costs_of(in), in.op);
+    bool const sums = adds_up(in.op) || in.updates_part();
+    if (!computes(in.op) && !has_group(in.op) && !sums) return 0;
+    double cost_s = has_group(in.op) || sums ? group_cost(in) : action_s(costs_of(in), in.op);
     RowShare const& rows = machine_.program().cells[in.cell].rows;
-    if (!adds_up(in.op))
+    if (!sums)
       cost_s *= work_of(in.stage) * static_cast<double>(rows.own) / static_cast<double>(rows.total);
     if (device_.jitter == 0) return cost_s;
     std::uint64_t const x =
@@ -122,13 +123,14 @@ template <class Device> class ActionCosts {
     return number < backward_s.size() ? backward_s[number] : 0;
   }
 
-  /// Seconds of a part of a backward, or of a sum.
+  /// Seconds of a part of a backward, or of a sum, also where an update takes it at once.
   [[nodiscard]] double group_cost(Instruction const& in) const {
     auto const& costs = costs_of(in);
     auto const& model = machine_.model;
     IndexRange const stage = model.layers_of(in.stage);
-    IndexRange const group = model.layers_of(machine_.program().groups[in.group]);
-    if (adds_up(in.op)) {
+    IndexRange const group =
+        has_group(in.op) ? model.layers_of(machine_.program().groups[in.group]) : stage;
+    if (adds_up(in.op) || in.updates_part()) {
       std::uint64_t const bytes = model.bytes_of(group);
       if (device_.sum != collective::CostLine{}) return device_.sum.seconds(bytes);
       return bytes == 0 ? 0
