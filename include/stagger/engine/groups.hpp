@@ -29,7 +29,8 @@ namespace stagger::detail {
 struct GroupedModel final : Grouped {
   Sections divided;
   StalenessModel each_pass;
-  partition::SplitChain chain;  // without parameters
+  bool adds_up_in_each_pass = true;  // gradients of several groups
+  partition::SplitChain chain;       // without parameters
 
   [[nodiscard]] schedule::Table table(schedule::Table const&, Replicas const&) const override;
   [[nodiscard]] Sections const& sections() const noexcept override { return divided; }
@@ -122,6 +123,8 @@ class GroupDivision {
     model_->each_pass.passes = version_passes<StalenessModel>();
     model_->each_pass.in_step_from = depth;
     model_->updates = &model_->each_pass;
+    model_->adds_up_in_each_pass =
+        !setup_.features.has(feature::own_memory) && !setup_.features.has(feature::own_stages);
   }
 
   /// Adds the layer, or the two layers into which it is divided for groups.
@@ -370,11 +373,16 @@ inline void GroupedModel::each_message(Machine const& machine, Instruction const
                 divided.members, ", or LayerSplit another group");
         int& first = holder[action.stage];
         if (first == 0) first = p + 1;
-        if (updates != nullptr && (ranks != divided.members || first != p + 1))
-          raise(Errc::bad_configuration, "stage ", action.stage, " has ",
-                first != p + 1 ? 2 : ranks / divided.members, " groups of ", divided.members,
-                " with gradients to add up, which those updated in each pass do not wait for; let "
-                "one position of ",
+        if (updates != nullptr && first != p + 1)
+          raise(Errc::bad_configuration, "stage ", action.stage,
+                " is run at two positions of the schedule, each with a group, which see different "
+                "microbatches and so cannot update it together in each pass; use a schedule with "
+                "one position for each stage, or Update::accumulate");
+        if (updates != nullptr && !adds_up_in_each_pass && ranks != divided.members)
+          raise(Errc::bad_configuration, "stage ", action.stage, " has ", ranks / divided.members,
+                " groups of ", divided.members,
+                ", which in each pass add up gradients in the memory of one process alone; use "
+                "host::Threads, let ",
                 counted(divided.members, "rank"), " run it, or use Update::accumulate");
       }
   return table_of_sections(table, replicas, divided);

@@ -37,6 +37,7 @@ class GradientGrouping {
       for (std::size_t const c : cells) {
         auto const& code = program.ranks[program.cells[c].rank].code;
         own.last_backward = 0;
+        own.alone = program.cells[c].alone;
         for (std::size_t i = 0; i < code.size(); ++i)
           if (gives_weight_gradient(code[i].op) && code[i].cell == c) own.last_backward = i;
         held_.push_back(own);
@@ -64,7 +65,8 @@ class GradientGrouping {
     std::size_t group = 0;
     std::size_t groups = 0;
     std::size_t last_backward = 0;  // index in its rank's code
-    [[nodiscard]] bool shared() const noexcept { return end - first > 1; }
+    bool alone = false;             // its updates add up gradients
+    [[nodiscard]] bool shared() const noexcept { return end - first > 1 && !alone; }
   };
 
   // Two signals of each cell: `ready`, given by the cell's rank once for each group; `summed`,
@@ -91,10 +93,11 @@ class GradientGrouping {
         if (std::uint32_t& signal = rank.waits.back().signal; signal >= inner_)
           signal += static_cast<std::uint32_t>(2 * old_.cells.size());
       }
-      bool const alone = rules_.push && !held_[in.cell].shared();
+      Holding const& own = held_[in.cell];
+      bool const alone = rules_.push && !own.shared() && !own.alone;
       if (alone && pushes(in.op)) continue;  // its groups were pushed before
-      bool const last = gives_weight_gradient(in.op) && held_[in.cell].last_backward == i &&
-                        (alone || held_[in.cell].shared());
+      bool const last =
+          gives_weight_gradient(in.op) && own.last_backward == i && (alone || own.shared());
       if (!last) {
         rank.code.push_back(in);
         continue;

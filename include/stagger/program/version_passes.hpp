@@ -31,7 +31,7 @@ namespace stagger::detail {
     bool const alone = staleness && staleness.alone(flow.cells[c].depth);
     if (is_first_holder(flow.cells, c)) continue;
     // Replicas have the same actions, and so the same versions.
-    if (!staleness.in_step() && flow.cells[c].position == flow.cells[c - 1].position) continue;
+    if (flow.cells[c].position == flow.cells[c - 1].position) continue;
     Features const owners = feature::two_owners.with(feature::asynchronous, alone)
                                 .with(feature::server, exchanges)
                                 .with(feature::replicas, sums);
@@ -75,6 +75,21 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     program.late = staleness.late != nullptr;
   }
 
+  [[gnu::cold]] void name_signals() override {
+    bool shared = false;
+    for (std::size_t c = 0; c < flow_.cells.size(); ++c)
+      shared = shared || (updates_alone(versions_, c) && holders_of(c).size() > 1);
+    if (!shared) return;
+    std::size_t const outside = program_.exchanges() ? flow_.cells.size() : 0;
+    std::size_t const added = 2 * flow_.cells.size();
+    shared_signals_ = program_.signals.size() - outside;
+    resize_signals(program_, program_.signals.size() + added);
+    for (std::size_t s = shared_signals_ + outside; s-- > shared_signals_;)  // those stay the last
+      program_.signals[s + added] = std::exchange(program_.signals[s], SignalEnds{});
+    for (std::size_t c = 0; c < flow_.cells.size(); ++c)
+      for (std::uint32_t const kind : {has_gradients, has_updated})
+        program_.signals[shared_signal(c, kind)] = {flow_.cells[c].rank, SignalEnds::everyone};
+  }
   [[gnu::cold]] void before_forward(RankProgram& rank, std::size_t c, std::uint32_t unit) override {
     if (program_.flushes)
       add_correction(rank, c);
@@ -121,7 +136,6 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
   /// Appends the update of a stage that several ranks hold: each of them adds up and updates its
   /// part once all have their gradients, and goes on once all have updated theirs.
   void add_shared_update(RankProgram& rank, Instruction apply, IndexRange holders) {
-    if (shared_signals_ == 0) name_shared_signals();
     std::size_t const c = apply.cell;
     std::uint32_t const count = apply.update() + 1;
     auto const await_others = [&](Instruction& in, std::uint32_t kind) {
@@ -140,16 +154,9 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
     await_others(go_on, has_updated);
     rank.code.push_back(go_on);
   }
-  /// Two signals of each cell, after all others.
+  /// Two signals of each cell, after those of ranks and before those of a server.
   [[nodiscard]] std::uint32_t shared_signal(std::size_t c, std::uint32_t kind) const {
     return static_cast<std::uint32_t>(shared_signals_ + 2 * c) + kind;
-  }
-  [[gnu::cold]] void name_shared_signals() {
-    shared_signals_ = program_.signals.size();
-    resize_signals(program_, shared_signals_ + 2 * flow_.cells.size());
-    for (std::size_t c = 0; c < flow_.cells.size(); ++c)
-      for (std::uint32_t const kind : {has_gradients, has_updated})
-        program_.signals[shared_signal(c, kind)] = {flow_.cells[c].rank, SignalEnds::everyone};
   }
   /// The cells of a cell's stage.
   [[nodiscard]] IndexRange holders_of(std::size_t c) const {
@@ -206,7 +213,7 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
   Dataflow const& flow_;
   FixedArray<Versions> const& versions_;
   bool immediate_;
-  std::size_t shared_signals_ = 0;    // the first; 0: there are none so far
+  std::size_t shared_signals_ = 0;    // the first
   std::size_t corrected_ = 0;         // forward behind a pull of late values; 0: none
   List<std::uint32_t> updates_made_;  // [cells] in the instructions written so far
   List<std::uint32_t> pulls_made_;    // likewise

@@ -102,6 +102,8 @@ class VersionCheck;
 class UpdateWriter {
  public:
   virtual ~UpdateWriter() = default;
+  /// Called before anything is written: adds signals of its own.
+  virtual void name_signals() = 0;
   /// Before the forward of a unit on cell `c`.
   virtual void before_forward(RankProgram& rank, std::size_t c, std::uint32_t unit) = 0;
   /// After the action of cell `c` at `index`.

@@ -29,6 +29,8 @@ class GradientGroups final : public GradientGroupPart {
   /// Divides the work at the end of a step: each holder of a stage updates its part of every layer,
   /// and adds up the squares of whole parameters, in proportion to its share of the bytes.
   [[gnu::cold]] void load(Machine& machine) override {
+    if (parts_updated_.size() == 0)
+      parts_updated_ = FixedArray<std::atomic<std::uint32_t>>(machine.model.stages());
     if (machine.run.program->groups.empty()) return;
     for (auto& end_of_step : machine.run.end_of_step) {
       end_of_step.add.clear();
@@ -64,10 +66,8 @@ class GradientGroups final : public GradientGroupPart {
   }
 
   void begin_step(Machine& machine) override {
-    if (!whole_) return GroupingDecision::begin_step(machine);
-    if (parts_updated_.size() == 0)
-      parts_updated_ = FixedArray<std::atomic<std::uint32_t>>(machine.model.stages());
     for (auto& parts : parts_updated_) parts.store(0, std::memory_order_relaxed);
+    if (!whole_) GroupingDecision::begin_step(machine);
   }
   void end_step(Machine& machine, std::exception_ptr const& why) override {
     if (!why && !whole_) GroupingDecision::end_step(machine);
@@ -129,7 +129,8 @@ class GradientGroups final : public GradientGroupPart {
     for (std::size_t l = layers.last; l-- > layers.first;)
       add_up(machine.model.parameters[l], owners, l - layers.first, in);
     StepEnd{machine.model, machine.run}.require_finite(layers, rank.number, &in);
-    UpdateStep step = machine.model.update_step(in);
+    Program const& program = machine.program();
+    UpdateStep step = machine.model.update_step(in, program.flushes ? program.microbatches : 1);
     for (std::size_t const l : layers) {
       LayerParameters& layer = machine.model.parameters[l];
       step.range = layer.part(in.part(), in.parts());

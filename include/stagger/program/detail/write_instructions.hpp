@@ -85,6 +85,7 @@ class InstructionWriter {
       updates_ = staleness_.passes->writer(program_, flow_, versions_, staleness_);
     add_cells(program_, flow_, plan_, versions_, recompute_);
     name_signals(program_, flow_);
+    if (updates_ != nullptr) updates_->name_signals();
     awaited_.assign(program_.signals.size(), 0);
     for (int r = 0; r < flow_.ranks(); ++r) add_rank(r);
     return std::move(program_);
