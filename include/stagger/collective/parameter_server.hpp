@@ -132,8 +132,9 @@ class ParameterServer {
     server_->require_worker(number);
     return ServerWorker(std::make_shared<detail::LinkInProcess>(server_, number));
   }
-  /// What the server has done with a layer, in order: the pushes that it added, and the weights
-  /// that workers took. Repeating these one after the other gives the same bits.
+  /// What the server has done with a layer since it was made, in order: the pushes that it added, and
+  /// the weights that workers took. Repeating these one after the other, from the values and states
+  /// that it began with, gives the same bits.
   /// @throws Error  bad_configuration without ServerOptions::log, or if there is no such layer
   [[nodiscard]] std::vector<ServerEvent> log(std::size_t layer) const {
     return detail::log_of(*server_, layer);

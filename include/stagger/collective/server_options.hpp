@@ -32,7 +32,8 @@ struct ServerOptions {
   /// before it pushes them. Otherwise they are summed, as in HetPipe.
   bool average_changes = false;
   /// Whether the server records what it does with each layer, for ParameterServer::log. The memory
-  /// for that grows with each push.
+  /// for that grows with each push. It is not in the folder of a durable server: a server that is
+  /// started with one records what it does itself.
   bool log = false;
   OnFailure on_failure = OnFailure::fail_fast;
   /// A folder, or empty. Pushes are written there before they are acknowledged, and a server that
@@ -76,7 +77,6 @@ inline constexpr int most_workers = 1 << 16;
     if (!(weight > 0 && weight <= 1))
       raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
             "; use its share of the data, more than 0 and at most 1");
-  require_rule(stagger::detail::Rule::durable_log, option_features(options), keeper(options));
   return options;
 }
 

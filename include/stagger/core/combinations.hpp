@@ -229,10 +229,6 @@ enum class Verdict : std::uint8_t {
        " lacks what was predicted of late layers; let the schedule keep stages where they are, "   \
        "or use staleness::Synchronous",                                                            \
        "Predictions would have to move with the stage.")                                           \
-  RULE(durable_log, not_built, durable | logs, none,                                               \
-       "a parameter server that keeps its layers in a folder",                                     \
-       " keeps no log there; use ServerOptions::durable or ServerOptions::log",                    \
-       "The log would have to be a file of that folder.")                                          \
   RULE(durable_late_layers, not_built, durable | late | goes_on, none,                             \
        "a parameter server that keeps its layers in a folder",                                     \
        " cannot go on without a worker whose layers may be late; use OnFailure::fail_fast, or "    \

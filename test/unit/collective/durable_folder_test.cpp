@@ -137,6 +137,7 @@ class Run {
   }
   /// The process is killed, and another one starts.
   void restart() {
+    for (std::size_t l = 0; options_.log && l < layers; ++l) logs_[l] = added(l);
     server_ = nullptr;
     start();
     for (auto& each : workers_) {
@@ -194,6 +195,13 @@ class Run {
     for (auto& each : workers_) all += '/' + std::to_string(server_->pushes(each->client, l));
     return all;
   }
+  /// The workers whose pushes were added, in order, by this server and by those before it.
+  [[nodiscard]] std::vector<int> added(std::size_t l) {
+    std::vector<int> all = logs_[l];
+    for (auto const& event : sg::collective::detail::log_of(*server_, l))
+      if (event.kind == sg::collective::ServerEvent::Kind::added) all.push_back(event.worker);
+    return all;
+  }
   [[nodiscard]] Values newest(std::size_t l) {  // of a worker that is not in a stream
     server_->read(workers_[0]->client, l, bytes_.data());
     return values();
@@ -216,6 +224,7 @@ class Run {
   WorkerRules rules_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::shared_ptr<ServerInProcess> server_;
+  std::array<std::vector<int>, layers> logs_;  // of servers that were killed
   std::vector<std::byte> bytes_ = std::vector<std::byte>(length * sizeof(float));
 };
 
@@ -227,7 +236,8 @@ void compare(unsigned seed) {
   auto const pushes = std::array{Pushes::gradients, Pushes::changes, Pushes::weights}[random() % 3];
   auto const on_failure = random() % 2 == 0 ? OnFailure::fail_fast : OnFailure::go_on;
   TemporaryFolder const folder;
-  ServerOptions options{.workers = 2 + static_cast<int>(random() % 2), .on_failure = on_failure};
+  ServerOptions options{
+      .workers = 2 + static_cast<int>(random() % 2), .log = true, .on_failure = on_failure};
   Run kept(options, rules(adds, pushes));
   options.durable = folder.path();
   Run killed(options, rules(adds, pushes));
@@ -271,6 +281,8 @@ void compare(unsigned seed) {
     for (std::size_t layer = 0; layer < layers; ++layer)
       REQUIRE(killed.state(layer).substr(killed.state(layer).find('/')) ==
               kept.state(layer).substr(kept.state(layer).find('/')));
+    for (std::size_t layer = 0; layer < layers; ++layer)
+      REQUIRE(killed.added(layer) == kept.added(layer));
   }
   both([&](Run& run) {
     for (std::size_t n = 0; n < static_cast<std::size_t>(options.workers); ++n) run.end(n, true);
@@ -376,7 +388,7 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
              Contains("something else when a worker fails"));
   CHECK_THAT(opened({.workers = 2, .average_changes = true}),
              Contains("whose workers sum up their changes"));
-  CHECK_THAT(opened({.workers = 2, .log = true}), Contains("keeps no log there"));
+  CHECK(opened({.workers = 2, .log = true}) == "accepted");
   auto const joined = [&](std::vector<LayerParameters> const& layers_of_all,
                           WorkerRules const& made) {
     Worker worker;
