@@ -66,7 +66,7 @@ constexpr Choice choices[] = {
     {Kind::device, "`cuda::Gpus`", feature::of_gpus},
     {Kind::device, "`nccl::Gpus`", feature::of_gpus_apart | feature::apart},
     {Kind::other, "a placement", feature::placement},
-    {Kind::other, "an optimizer that is not `element_wise`", feature::whole_layers},
+    {Kind::other, "an optimizer that is not `element_wise`", feature::whole_parameters},
     {Kind::optimizer, "an optimizer whose update is a kernel",
      feature::kernel | feature::asks_scale | feature::suits_server},
     {Kind::other, "`clip_norm`", feature::clips},

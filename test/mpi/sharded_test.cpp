@@ -12,6 +12,8 @@
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/model/lamb.hpp>
+#include <stagger/model/muon.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -124,6 +126,72 @@ TEST_CASE("mpi/Processes: an optimizer that is shared out has the bits of loops 
   }
 }
 
+TEST_CASE("mpi/Processes: optimizers of whole parameters have the bits of loops over the rows",
+          "[mpi]") {
+  using namespace sg::schedule;
+  std::vector<Case> const cases{{made(GPipe{}), 1, {4}, {{1, 1, 1, 1}}},
+                                {made(OneFOneB{}), 2, {3, 2}, {{1, 1, 1}, {1, 1}}},
+                                {made(Chimera{}), 2, {2, 2}, {{1, 1}, {1, 1}}}};
+  for (Case const& one : cases) {
+    auto const cuts = even_cuts(one.positions * one.schedule.each);
+    auto const table = one.schedule.table(
+        {.ranks = one.positions, .microbatches = 4, .chunks = one.schedule.each});
+    std::vector<Batch> data;
+    for (int s = 0; s < 3; ++s) data.push_back(row_model::batch(s, 4, one.rows, true));
+    auto const check = [&](auto const& update, bool shards, bool clips) {
+      auto const course =
+          row_model::expected_course(data, clips, orders_of(table, first_layers(cuts)), one.weights,
+                                     row_model::AnyOptimizer::of(update));
+      CAPTURE(one.positions, one.schedule.each, clips, shards);
+      auto train = sharded(collective::AllReduce<grouping::Layerwise>{}, cuts, one.schedule,
+                           with_replicas(one.replicas, clips), update, shards);
+      for (std::size_t s = 0; s < data.size(); ++s) {
+        auto const metrics = sg::run(train.step(data[s]));
+        REQUIRE(metrics.loss == course.loss[s]);
+        REQUIRE(metrics.gradient_norm == course.norm[s]);
+        train.gather_parameters();
+        REQUIRE(bits(train) == course.bits[s]);
+      }
+    };
+    check(sg::optimizer::Lamb{.rate = 0.05}, true, true);
+    check(sg::optimizer::Lamb{.rate = 0.05}, false, false);
+    check(sg::optimizer::Muon{.rate = 0.05}, true, false);
+  }
+}
+
+namespace {
+
+/// A parameter that is larger than what is saved at once before an update. It changes no output.
+struct Large {
+  using Input = Matrix;
+  using Output = Matrix;
+  static constexpr std::size_t size = 20000;
+  sg::Parameter<> weight{"weight", numbers(9, size)};
+  auto parameters() { return std::tie(weight); }
+  void forward(sg::Context&, Matrix const& x, Matrix& y, sg::NothingSaved&) { y = x; }
+  void backward(sg::Context& context, Matrix const&, Matrix const& dy, Matrix& dx,
+                sg::NothingSaved&) {
+    dx = dy;
+    auto const dw = context.gradient(weight);
+    for (std::size_t i = 0; i < size; ++i) dw[i] += dy[i % dy.size()];
+  }
+};
+
+}  // namespace
+
+TEST_CASE("mpi/Processes: a large parameter is updated whole, though its state is shared out",
+          "[mpi]") {
+  auto const course = [](bool shards) {
+    auto train = sg::Pipeline{sg::Sequential{Embedding{}, Large{}, Dense{}}}.with(
+        sg::partition::Cuts{}, made(sg::schedule::GPipe{}), Loss{}, sg::optimizer::Lamb{},
+        sg::mpi::Processes{}, collective::AllReduce<>{.shard_optimizer = shards},
+        with_replicas({4}));
+    for (int s = 0; s < 2; ++s) sg::run(train.step(row_model::batch(s, 2, 4, true)));
+    return saved(train);
+  };
+  CHECK(course(true) == course(false));
+}
+
 TEST_CASE("mpi/Processes: momentum that is shared out has the bits of whole momentum", "[mpi]") {
   auto const course = [](bool shards) {
     auto train =
@@ -154,6 +222,7 @@ TEST_CASE("mpi/Processes: each process has the optimizer's state of the parts th
   for (auto const& state : whole.parameters()) {
     auto const layer = static_cast<std::size_t>(std::stoi(state.name));
     footprint.layers.resize(std::max(footprint.layers.size(), layer + 1));
+    footprint.layers[layer].first_bytes.push_back(footprint.layers[layer].parameters);
     footprint.layers[layer].parameters += (state.value.size() + 63) / 64 * 64;
   }
   std::uint64_t all = 0;
@@ -171,19 +240,23 @@ TEST_CASE("mpi/Processes: each process has the optimizer's state of the parts th
   std::vector<int> ranks;  // as they are spread by default
   for (int r = 0; r < 4; ++r)
     if (r * processes() / 4 == process()) ranks.push_back(r);
-  auto const check = [&](bool shards) {
-    auto fresh = make(shards);  // no process has looked at parameters of others
+  auto const check = [&](bool shards, auto const& update) {
+    // No process has looked at parameters of others.
+    auto fresh = sharded(collective::AllReduce<grouping::Single>{}, {4},
+                         made(sg::schedule::OneFOneB{}), with_replicas({2, 2}), update, shards);
     for (int s = 0; s < 2; ++s) sg::run(fresh.step(row_model::batch(s, 2, 4, true)));
-    auto const predicted =
-        sg::predicted_parameters(fresh.program(2), cuts, Adam::states, ranks, footprint, shards);
+    auto const predicted = sg::predicted_parameters(fresh.program(2), cuts, update.states, ranks,
+                                                    footprint, shards, update.element_wise);
     CHECK(fresh.memory().parameters == predicted.parameters);
     CHECK(fresh.memory().optimizer_state == predicted.optimizer_state);
     std::uint64_t of_stages = 0;
     for (auto const& rank : fresh.machine().ranks()) of_stages += rank.context.scratch_bytes();
     CHECK(fresh.memory().scratch == predicted.scratch + of_stages);
   };
-  check(false);
-  check(true);
+  for (bool const shards : {false, true}) {
+    check(shards, Adam{});
+    check(shards, sg::optimizer::Lamb{});
+  }
 }
 
 TEST_CASE("mpi/Processes: shared out state goes on from a checkpoint, also with other replicas",

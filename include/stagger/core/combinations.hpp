@@ -43,10 +43,6 @@ enum class Verdict : std::uint8_t {
 #define STAGGER_KERNEL_ON_HOST                                                           \
   " updates by a kernel, which this device cannot run; give Pipeline::with a device of " \
   "stagger/cuda, or another optimizer"
-#define STAGGER_WHOLE_LAYERS                                                                \
-  " says that it is not element_wise, but each replica updates a part of every parameter; " \
-  "use one whose elements do not depend on each other, or leave Options::replicas and "     \
-  "shard_optimizer out"
 #define STAGGER_NOT_IN_GROUPS                                                               \
   ", so that its layers cannot be pushed in groups while backward still runs; give with() " \
   "server.worker(n) without collective::GroupedPushes, or leave that out"
@@ -82,20 +78,17 @@ enum class Verdict : std::uint8_t {
        "The loop would have to keep parameters in the memory of a device.")                        \
   RULE(kernel_on_host, need, kernel, enqueues | one_device, "this optimizer",                      \
        STAGGER_KERNEL_ON_HOST, "Parameters of such a device lie in the memory of the host.")       \
-  /* optimizers that need whole layers */                                                          \
-  RULE(replicas_of_whole_layers, not_built, whole_layers | replicas, none, "the optimizer",        \
-       STAGGER_WHOLE_LAYERS, "One replica of several would have to update whole layers.")          \
-  RULE(shards_of_whole_layers, not_built, whole_layers | shards, none, "the optimizer",            \
-       STAGGER_WHOLE_LAYERS, "The state would have to be shared out by whole layers.")             \
-  RULE(late_whole_layers, law, whole_layers | late, none, "the optimizer",                         \
+  /* optimizers that need whole parameters */                                                      \
+  RULE(                                                                                            \
+      split_whole_parameters, not_built, whole_parameters | layer_split, none, "the optimizer",    \
+      " says that it is not element_wise, but each rank of a group has a part of a parameter; "    \
+      "use one whose elements do not depend on each other, or leave partition::LayerSplit out",    \
+      "The members of a group would have to gather a matrix, or to add up their parts of a norm.") \
+  RULE(late_whole_parameters, law, whole_parameters | late, none, "the optimizer",                 \
        " says that it is not element_wise, but a part of a layer may be late; use one whose "      \
        "elements do not depend on each other, or staleness::Synchronous",                          \
        "The early part of a layer is updated, the late part arrives, and its update needs the "    \
        "whole gradient of the step: either the early part waits, or its update was another one.")  \
-  RULE(server_of_whole_layers, not_built, whole_layers | server, none, "the optimizer",            \
-       " says that it is not element_wise, but the changes that workers push are made in parts; "  \
-       "use one whose elements do not depend on each other",                                       \
-       "Servers and workers would have to update whole layers at once.")                           \
   /* pushes in groups */                                                                           \
   RULE(grouped_over_processes, not_built, grouped_pushes | own_stages, none,                       \
        "a worker over processes pushes at the end of a step", STAGGER_NOT_IN_GROUPS,               \

@@ -61,7 +61,7 @@ namespace stagger::detail {
   FEATURE(finds_by_kernel, "kernels that look for gradients that are not finite")          \
   FEATURE(begins_by_kernel, "a kernel that numbers steps")                                 \
   /* optimizers, options and calls */                                                      \
-  FEATURE(whole_layers, "an optimizer that is not element_wise")                           \
+  FEATURE(whole_parameters, "an optimizer that is not element_wise")                       \
   FEATURE(kernel, "an optimizer whose update is a kernel")                                 \
   FEATURE(asks_scale, "an optimizer's kernel that asks whether it may update")             \
   FEATURE(suits_server, "an optimizer with what a worker on a GPU needs of it")            \

@@ -36,14 +36,24 @@ namespace stagger::detail {
           "one of its own");
 }
 
+[[gnu::cold]] [[gnu::noinline]] inline void require_matrix(std::string const& name, int layer,
+                                                           std::size_t size, std::size_t rows) {
+  if (rows != 0 && size % rows != 0)
+    raise(Errc::bad_configuration, "the parameter '", name, "' of layer ", layer, " has ",
+          counted(size, "value"), ", which are no matrix of ", counted(rows, "row"),
+          "; give matrix() a number that divides them");
+}
+
 template <class T>
 [[gnu::cold]] void adopt_parameter(List<ParameterDeclaration>& declarations,
                                    Parameter<T>& parameter, int layer) {
   require_own_parameter(declarations, parameter.name(), parameter.layer(), layer);
+  require_matrix(parameter.name(), layer, parameter.size(), parameter.rows());
   ParameterDeclaration declaration;
   declaration.name = parameter.name();
   declaration.type = element_type_of<T>;
   declaration.size = parameter.size();
+  declaration.rows = parameter.rows();
   declaration.decays = parameter.decays();
   declaration.piece = parameter.piece();
   auto const index = static_cast<std::uint32_t>(declarations.size());

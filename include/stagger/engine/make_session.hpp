@@ -61,7 +61,7 @@ namespace stagger::detail {
       .with(feature::by_library, setup.grouping.by == collective::By::library)
       .with(feature::server, setup.server.link != nullptr)
       .with(feature::grouped_pushes, setup.server.pushes_groups)
-      .with(feature::whole_layers, !setup.optimizer.element_wise)
+      .with(feature::whole_parameters, !setup.optimizer.element_wise)
       .with(feature::suits_server, staleness.pushes == staleness::Pushes::changes
                                        ? setup.optimizer.makes_changes
                                        : setup.optimizer.has_host_rule())

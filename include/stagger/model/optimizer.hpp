@@ -9,13 +9,15 @@
 /// |---|---|
 /// | optimizer::Sgd{.rate = 0.1, .momentum = 0.9} | in doubt (the default, without momentum); one value of state |
 /// | optimizer::AdamW{.rate = 1e-3} | gradients differ much in size, as in a transformer; two values of state |
+/// | optimizer::Lamb{.rate = 1e-2} | minibatches are so large that AdamW needs another rate in each layer; two values of state; <stagger/model/lamb.hpp> |
+/// | optimizer::Muon{.rate = 0.02} | most parameters are matrices, and say so; two values of state; <stagger/model/muon.hpp> |
 /// | cuda::Enqueued<Rule>{rule} | parameters are on a GPU: the same rules, as kernels |
 ///
 /// | member | when it is asked | |
 /// |---|---|---|
 /// | `states` | compiling `with` | how many values of state it keeps for each value of a parameter, 0 to 2 |
-/// | `element_wise` | once, in `with` | whether it updates every element independently of the others; if not, it is refused where ranks or workers each update a part of a parameter |
-/// | `update(view, gradient_scale, step)` | for each parameter to which something was added, or part of one, once its gradient is complete | writes `next`, and the state |
+/// | `element_wise` | once, in `with` | whether it updates every element independently of the others. If so, ranks may each update a part of a parameter; if not, each parameter is updated whole, by one of them |
+/// | `update(view, gradient_scale, step)` | for each parameter to which something was added, or part of one if `element_wise`, once its gradient is complete | writes `next`, and the state |
 /// | `change(view, gradient_scale, step)` | likewise, of workers that push changes; optional | writes to `next` what `update` would add to `value`; without it, the engine subtracts |
 /// | `fields()` | where processes or workers compare its numbers, and in checkpoints; optional | `std::tie` of all of them; processes need it, and checkpoints to know them, unless all members are double, or all are float |
 /// | `name` | in checkpoints; optional | `static constexpr std::string_view`; without it, the name of its type as the compiler writes it. A type that is derived from one with a name needs its own if its state means something else |
@@ -71,6 +73,12 @@ template <class T> struct OptimizerView {
   std::array<T*, 2> state{};    ///< [states][size], zero before the first step
   std::size_t size = 0;
   bool decays = true;
+  /// Of a whole parameter that is a matrix [rows][size / rows], as `Parameter::matrix` says; else 0.
+  std::size_t rows = 0;
+
+  /// [size] The memory of the gradient, for an optimizer on the host that has read it and needs
+  /// memory: nobody reads the gradient after `update`.
+  [[nodiscard]] T* work() const noexcept { return const_cast<T*>(gradient); }
 };
 
 template <class O>

@@ -92,6 +92,16 @@ template <class T = float> class Parameter {
         size_(size),
         decays_(decays) {}
 
+  /// Says that the values are a matrix, row by row, as optimizers such as optimizer::Muon ask:
+  ///
+  ///     Parameter<float> weight = Parameter("weight", std::move(values)).matrix(outputs);
+  ///
+  /// @param rows  of size() / rows values each; the pipeline refuses what does not divide size()
+  [[nodiscard]] Parameter matrix(std::size_t rows) && {
+    rows_ = rows;
+    return std::move(*this);
+  }
+
   // Out of line, since every type of a stage with a parameter moves and destroys it.
   Parameter(Parameter const&) = default;
   [[gnu::noinline]] Parameter(Parameter&&) noexcept = default;
@@ -102,6 +112,8 @@ template <class T = float> class Parameter {
   [[nodiscard]] std::string const& name() const noexcept { return name_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool decays() const noexcept { return decays_; }
+  /// Of a matrix; 0 if nobody has said that the values are one.
+  [[nodiscard]] std::size_t rows() const noexcept { return rows_; }
 
   /// The parameter of a member of a group: some elements of this one, with their initial values.
   /// <stagger/model/split.hpp>, which such a layer includes, defines it.
@@ -148,6 +160,7 @@ template <class T = float> class Parameter {
   std::uint64_t seed_ = 0;
   double scale_ = 1;
   std::size_t size_ = 0;
+  std::size_t rows_ = 0;
   ParameterPiece piece_{};
   std::uint32_t index_ = 0;
   int layer_ = -1;

@@ -98,6 +98,7 @@ template <class T> [[gnu::cold]] Parameter<T> Parameter<T>::piece(ParameterPiece
   own.size_ = of.size();
   own.piece_ = of;
   own.piece_.whole = size_;
+  own.rows_ = 0;  // what is whole in a group, no optimizer asks
   if (piece_.whole != 0)
     raise(Errc::bad_configuration, "a piece of parameter '", name_,
           "' cannot be cut again; let part() of the layer cut the whole parameter");

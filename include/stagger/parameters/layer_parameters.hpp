@@ -445,13 +445,15 @@ class LayerParameters : public LayerMemory {
       v.state[s] = reinterpret_cast<T*>(states[s].data() + at);
     v.size = last - first;
     v.decays = declarations_[i].decays;
+    if (v.size == declarations_[i].size) v.rows = declarations_[i].rows;
     return v;
   }
-  /// Calls `body(view, whether it is updated)` for every parameter.
+  /// Calls `body(view, whether it is updated)` for every parameter with elements in the part.
   template <class Body> void each_view(UpdateStep const& step, Body body) noexcept {
     for (std::size_t i = 0; i < count(); ++i)
-      with_type(declarations_[i].type,
-                [&]<class T>() { body(view<T>(i, step), !step.only_added || added(i)); });
+      with_type(declarations_[i].type, [&]<class T>() {
+        if (auto const of = view<T>(i, step); of.size != 0) body(of, !step.only_added || added(i));
+      });
   }
 };
 
@@ -460,7 +462,7 @@ void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcep
   each_view(step, [&]<class T>(OptimizerView<T> const& view, bool updated) {
     if (updated)
       optimizer.update(view, step.gradient_scale, step.number);
-    else if (view.next != view.value && view.size != 0)
+    else if (view.next != view.value)
       std::memcpy(view.next, view.value, view.size * sizeof(T));
   });
   if (step.copy != nullptr)
@@ -469,33 +471,12 @@ void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcep
     blocks_.gradients.zero(step.range.first, step.range.last);
 }
 
-template <class T, OptimizerPolicy O>
-void change_of(O const& optimizer, OptimizerView<T> view, UpdateStep const& step) noexcept {
-  if constexpr (requires { optimizer.change(view, 1.0, std::int64_t{1}); }) {
-    optimizer.change(view, step.gradient_scale, step.number);
-  } else {
-    constexpr std::size_t most = 256;
-    std::array<T, most> next;
-    for (std::size_t first = 0, size = view.size; first < size; first += most) {
-      OptimizerView<T> some = view;
-      some.size = std::min(most, size - first);
-      some.value += first;
-      some.gradient += first;
-      for (T*& state : some.state)
-        if (state != nullptr) state += first;
-      some.next = next.data();
-      optimizer.update(some, step.gradient_scale, step.number);
-      for (std::size_t i = 0; i < some.size; ++i) view.next[first + i] = next[i] - some.value[i];
-    }
-  }
-}
-
 template <OptimizerPolicy O>
 void LayerParameters::change(O const& optimizer, UpdateStep const& step) noexcept {
   each_view(step, [&]<class T>(OptimizerView<T> const& view, bool updated) {
     if (updated)
       change_of(optimizer, view, step);
-    else if (view.size != 0)
+    else
       std::memset(view.next, 0, view.size * sizeof(T));
   });
   blocks_.gradients.zero();

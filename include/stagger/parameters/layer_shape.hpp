@@ -23,6 +23,7 @@ struct ParameterDeclaration {
   std::string name;
   ElementType type = ElementType::f32;
   std::size_t size = 0;
+  std::size_t rows = 0;  // of a matrix; 0: it is none
   bool decays = true;
   List<std::byte> initial;  // [size * element_bytes(type)]; empty if `fill` makes them
   struct Origin {
@@ -153,15 +154,35 @@ class LayerShape {
                : finite_elements<std::uint64_t, 0x7ff0000000000000U>(bytes);
   }
 
+  /// From now on parts consist of whole parameters, since the optimizer is not element_wise.
+  void keep_parameters_whole() noexcept { whole_parameters_ = true; }
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
   [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
-    return part_of(size_, part, parts);
+    if (!whole_parameters_) return part_of(size_, part, parts);
+    return part_of({offsets_.data(), offsets_.size()}, size_, layer_, part, parts);
   }
   /// The same of a layer with values of this many bytes.
   [[nodiscard]] static ByteRange part_of(std::size_t bytes, std::size_t part,
                                          std::size_t parts) noexcept {
     std::size_t const units = bytes / alignment_bytes;
     return {units * part / parts * alignment_bytes, units * (part + 1) / parts * alignment_bytes};
+  }
+  /// Likewise of whole parameters: equal parts, each end of which is moved to the nearest border.
+  /// The largest part goes to another replica in the next layer, since most layers have a large
+  /// weight and small parameters beside it.
+  /// @param firsts  [parameters] the first byte of each, from 0
+  /// @param layer   its number
+  [[nodiscard]] static ByteRange part_of(std::span<std::size_t const> firsts, std::size_t bytes,
+                                         int layer, std::size_t part, std::size_t parts) noexcept {
+    auto const border = [&](std::size_t at) {
+      auto const away = [at](std::size_t byte) { return byte < at ? at - byte : byte - at; };
+      std::size_t nearest = bytes;
+      for (std::size_t const first : firsts)
+        if (away(first) <= away(nearest)) nearest = first;
+      return nearest;
+    };
+    ByteRange const even = part_of(bytes, (part + static_cast<unsigned>(layer)) % parts, parts);
+    return {border(even.first), border(even.last)};
   }
 
   /// Whether a parameter has elements in a part of the layer.
@@ -233,7 +254,8 @@ class LayerShape {
   List<std::size_t> offsets_;  // [parameters] bytes
   std::size_t size_ = 0;       // size of one version of the values, in bytes
   int layer_ = 0;
-  std::size_t states_ = 0;  // of the optimizer, for each parameter
+  std::size_t states_ = 0;         // of the optimizer, for each parameter
+  bool whole_parameters_ = false;  // whether nobody updates a part of one
 };
 
 }  // namespace stagger::detail

@@ -2,12 +2,18 @@
 #pragma once
 /// @file   An optimizer whose type is erased, and one step of it.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
+
+namespace stagger {
+template <class T> struct OptimizerView;
+}
 
 namespace stagger::detail {
 
@@ -34,6 +40,31 @@ struct UpdateStep {
   GradientCopy* copy = nullptr;  // of the owner that updates its own values; null: the first
   bool only_added = false;       // leaves parameters to whose gradients nothing was added
 };
+
+/// Writes what a step would add to the values into `view.next`, which is not `view.value`.
+template <class T, class O>
+void change_of(O const& optimizer, OptimizerView<T> view, UpdateStep const& step) noexcept {
+  if constexpr (requires { optimizer.change(view, 1.0, std::int64_t{1}); }) {
+    optimizer.change(view, step.gradient_scale, step.number);
+  } else if constexpr (!O::element_wise) {
+    optimizer.update(view, step.gradient_scale, step.number);
+    for (std::size_t i = 0; i < view.size; ++i) view.next[i] -= view.value[i];
+  } else {
+    constexpr std::size_t most = 256;
+    std::array<T, most> next;
+    for (std::size_t first = 0, size = view.size; first < size; first += most) {
+      OptimizerView<T> some = view;
+      some.size = std::min(most, size - first);
+      some.value += first;
+      some.gradient += first;
+      for (T*& state : some.state)
+        if (state != nullptr) state += first;
+      some.next = next.data();
+      optimizer.update(some, step.gradient_scale, step.number);
+      for (std::size_t i = 0; i < some.size; ++i) view.next[first + i] = next[i] - some.value[i];
+    }
+  }
+}
 
 /// The optimizer, its type erased; its numbers may change between steps.
 struct OptimizerCall {

@@ -31,6 +31,9 @@ struct LayerBytes {
   std::uint64_t saved_forward = 0;  ///< after its forward
   std::uint64_t scratch = 0;        ///< the most that forward or a whole backward take at once
   std::uint64_t parameters = 0;     ///< values; gradients and each state are as large
+  /// [parameters] the first byte of each in the layer's values, from 0; only predicted_parameters
+  /// asks, where the optimizer is not element_wise
+  std::vector<std::size_t> first_bytes{};
 };
 
 /// The same of a model; measured by `Profiler::footprint` for microbatches of this many rows.
@@ -188,10 +191,18 @@ template <class FootprintOf>
 /// @param states  of the optimizer, for each parameter
 /// @param ranks   that the process runs
 /// @param shards  AllReduce::shard_optimizer
+/// @param element_wise  of the optimizer: whether ranks may share a parameter out
 [[nodiscard]] inline Memory predicted_parameters(Program const& program, std::span<int const> cuts,
                                                  int states, std::span<int const> ranks,
-                                                 Footprint const& footprint, bool shards = false) {
+                                                 Footprint const& footprint, bool shards = false,
+                                                 bool element_wise = true) {
   Memory memory;
+  auto const part_of = [&](std::size_t l, std::size_t part, std::size_t parts) {
+    LayerBytes const& of = footprint.layers[l];
+    if (element_wise) return detail::LayerShape::part_of(of.parameters, part, parts);
+    return detail::LayerShape::part_of(of.first_bytes, of.parameters, static_cast<int>(l), part,
+                                       parts);
+  };
   auto const kept = static_cast<std::uint64_t>(states);
   detail::each_stage(program, [&](int stage, IndexRange cells) {
     auto const is_here = [&](std::size_t c) {
@@ -204,7 +215,7 @@ template <class FootprintOf>
       for (std::size_t const c : cells) {
         if (!is_here(c)) continue;
         ++owners;
-        part = part.with(detail::LayerShape::part_of(values, c - cells.first, cells.size()));
+        part = part.with(part_of(l, c - cells.first, cells.size()));
       }
       if (owners == 0) continue;
       Cell const& cell = program.cells[cells.first];

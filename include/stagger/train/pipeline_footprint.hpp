@@ -223,7 +223,10 @@ class FootprintRun {
           of.output_gradient = own.loop.dy[i].bytes();
           of.saved = own.loop.saved[i].bytes();
           of.scratch = scratch_of(contexts_[own.layers.first + i]);
-          of.parameters = own.loop.parameters[i].values().size();
+          LayerParameters const& parameters = own.loop.parameters[i];
+          of.parameters = parameters.values().size();
+          for (std::size_t p = 0; p < parameters.count(); ++p)
+            of.first_bytes.push_back(parameters.range(p).first);
         }
     for (Member const& own : chain_.back().members) {
       auto& scratch = result.layers[own.layers.last - 1].scratch;

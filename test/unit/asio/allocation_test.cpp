@@ -85,6 +85,7 @@ class Arrivals {
     u32(0);
     u32(1);
     out.add(std::uint64_t{elements});
+    out.add(std::uint64_t{0});  // rows
     u32(1);
     out.add("w", 1);
     deliver(n, {.kind = remote::MessageKind::join, .bytes = out.size()}, out.data());

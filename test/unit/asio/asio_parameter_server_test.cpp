@@ -75,6 +75,7 @@ LayerParameters& declare(LayerParameters& layer, std::vector<float> const& first
   sg::detail::ParameterDeclaration d;
   d.name = "weight";
   d.size = first.size();
+  d.rows = first.size() == initial(0).size() ? matrix_rows : 0;
   auto const bytes = std::as_bytes(std::span(first));
   d.initial.assign(bytes.data(), bytes.size());
   declared.push_back(std::move(d));
@@ -340,7 +341,7 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     REQUIRE_THAT(said(std::string(72, 'x')), Contains("the token is not that of the server"));
     auto other = hello;
     other[70] = 9;
-    REQUIRE_THAT(said(other), Contains("the server speaks version 4"));
+    REQUIRE_THAT(said(other), Contains("the server speaks version 5"));
     REQUIRE_THAT(said(hello + frame({.kind = begin})), Contains("not allowed at this point"));
     REQUIRE_THAT(said(hello + frame({.kind = static_cast<remote::MessageKind>(999)})),
                  Contains("kind 999"));

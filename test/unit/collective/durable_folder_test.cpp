@@ -414,10 +414,10 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
   write(path, contents(folder / "layer-000001.stagger"));
   CHECK_THAT(opened({.workers = 2}), Contains("is of layer 1"));
   auto later = own;
-  later[8] = 7;
+  later[8] = 8;
   write(path, sealed(later));
   CHECK_THAT(opened({.workers = 2}),
-             Contains("has version 7 of the format, this program reads version 6"));
+             Contains("has version 8 of the format, this program reads version 7"));
 }
 
 TEST_CASE("collective/DurableFolder: keeps the name of the run", "[collective]") {

@@ -21,6 +21,8 @@
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/model/lamb.hpp>
+#include <stagger/model/muon.hpp>
 #include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
@@ -38,12 +40,12 @@ namespace grouping = sg::collective::grouping;
 
 namespace {
 
-template <class G, class Device>
+template <class G, class Device, class Optimizer = sg::optimizer::AdamW>
 auto grouped(collective::AllReduce<G> policy, Device device, std::vector<int> cuts, Made schedule,
-             sg::Options options) {
+             sg::Options options, Optimizer update = optimizer()) {
   options.seed = run_seed;
   return sg::Pipeline{row_model::model()}.with(sg::partition::Cuts{std::move(cuts)},
-                                               std::move(schedule), Loss{}, optimizer(),
+                                               std::move(schedule), Loss{}, update,
                                                std::move(device), policy, options);
 }
 
@@ -288,31 +290,38 @@ TEST_CASE(
   }
 }
 
-namespace {
-
-/// Divides the gradient by its norm: the whole of a parameter, not a part of it.
-struct Normalised : sg::optimizer::Sgd {
-  static constexpr bool element_wise = false;
-};
-
-}  // namespace
-
-TEST_CASE("engine/GradientGroups: an optimizer that needs whole parameters is refused",
-          "[engine]") {
-  auto const make = [](bool shards, sg::Replicas replicas) {
-    static_cast<void>(sg::Pipeline{row_model::model()}.with(
-        sg::partition::Cuts{}, Loss{}, Normalised{}, sg::host::Threads{2},
-        collective::AllReduce<>{.shard_optimizer = shards},
-        sg::Options{.replicas = std::move(replicas)}));
-  };
-  CHECK_NOTHROW(make(false, {}));
-  std::string const words =
-      "the optimizer says that it is not element_wise, but each replica updates a part of every "
-      "parameter; use one whose elements do not depend on each other, or leave Options::replicas "
-      "and shard_optimizer out";
-  CHECK_THROWS_WITH(make(true, {2}), words);
-  CHECK_THROWS_WITH(make(false, {2}), words);
-  CHECK_THROWS_WITH(make(true, {}), words);
+TEST_CASE(
+    "engine/GradientGroups: optimizers of whole parameters have the bits of loops over the rows",
+    "[engine]") {
+  unsigned number = 0;
+  for (Case const& one : cases()) {  // also with more replicas than a layer has parameters
+    int const stages = one.positions * one.schedule.each;
+    auto const cuts = even_cuts(stages);
+    std::vector<Batch> data;
+    for (int s = 0; s < 3; ++s) data.push_back(row_model::batch(s, 4, one.rows, true));
+    auto const table = one.schedule.table(
+        {.ranks = one.positions, .microbatches = 4, .chunks = one.schedule.each});
+    auto const check = [&](auto policy, auto const& update) {
+      bool const clips = number % 2 == 0;
+      auto const course =
+          row_model::expected_course(data, clips, orders_of(table, first_layers(cuts)), one.weights,
+                                     row_model::AnyOptimizer::of(update));
+      sg::Options options;
+      if (clips) options.clip_norm = clip;
+      options.replicas = one.replicas;
+      CAPTURE(number, stages, clips);
+      auto on_threads = grouped(policy, sg::host::Threads{std::array{1, 2, 9}[number % 3]}, cuts,
+                                one.schedule, options, update);
+      REQUIRE(first_difference(on_threads, data, course) == -1);
+      auto clocked = grouped(policy, sg::sim::VirtualClock{.jitter = 0.5, .seed = number}, cuts,
+                             one.schedule, options, update);
+      REQUIRE(first_difference(clocked, data, course) == -1);
+      ++number;
+    };
+    check(collective::AllReduce<>{.shard_optimizer = true, .measured_steps = 1},
+          sg::optimizer::Lamb{.rate = 0.05});
+    check(collective::AllReduce<>{.measured_steps = 1}, sg::optimizer::Muon{.rate = 0.05});
+  }
 }
 
 TEST_CASE("engine/GradientGroups: a decision is renewed after as many steps as asked", "[engine]") {

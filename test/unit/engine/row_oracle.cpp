@@ -166,10 +166,10 @@ template <class Optimizer, class... L> class RowOracle : public Oracle<Optimizer
 }  // namespace
 
 Course expected_course(std::vector<Batch> const& batches, bool clips, Orders const& orders,
-                       Weights const& weights) {
-  RowOracle<sg::optimizer::AdamW, Embedding, Dense, Curve, RowDropout, Dense, Curve, Dense> oracle(
-      optimizer(), clips ? std::optional<double>(clip) : std::nullopt, run_seed, Embedding{},
-      Dense{}, Curve{}, RowDropout{}, Dense{5}, Curve{}, Dense{7});
+                       Weights const& weights, AnyOptimizer const& update) {
+  RowOracle<AnyOptimizer, Embedding, Dense, Curve, RowDropout, Dense, Curve, Dense> oracle(
+      update, clips ? std::optional<double>(clip) : std::nullopt, run_seed, Embedding{}, Dense{},
+      Curve{}, RowDropout{}, Dense{5}, Curve{}, Dense{7});
   return course_of(oracle, batches,
                    [&](auto& one, Batch const& batch) { return one.step(batch, orders, weights); });
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -77,11 +78,34 @@ sg::Tensor<T> cut(sg::Tensor<T> const& value, std::size_t rows, std::size_t firs
   return part;
 }
 
+/// An optimizer with two states, its type erased, so that the loops are compiled once.
+struct AnyOptimizer {
+  template <class T>
+  using Update = std::function<void(sg::OptimizerView<T> const&, double, std::int64_t)>;
+  static constexpr int states = 2;
+  Update<float> of_floats;
+  Update<double> of_doubles;
+
+  template <class O> static AnyOptimizer of(O const& rule) {
+    auto const update = [rule](auto const& view, double scale, std::int64_t step) {
+      rule.update(view, scale, step);
+    };
+    return {update, update};
+  }
+  void update(sg::OptimizerView<float> const& view, double scale, std::int64_t step) const {
+    of_floats(view, scale, step);
+  }
+  void update(sg::OptimizerView<double> const& view, double scale, std::int64_t step) const {
+    of_doubles(view, scale, step);
+  }
+};
+
 /// The course of the model by typed loops.
 /// @param orders   of positions
 /// @param weights  of their replicas: the rows of each
 Course expected_course(std::vector<Batch> const& batches, bool clips, Orders const& orders,
-                       Weights const& weights);
+                       Weights const& weights,
+                       AnyOptimizer const& update = AnyOptimizer::of(optimizer()));
 
 template <class Device>
 auto pipeline(Device device, std::vector<int> cuts, Made schedule, sg::Options options) {

@@ -61,7 +61,7 @@ struct Panel {
 struct Embedding {
   using Input = Tokens;
   using Output = Matrix;
-  sg::Parameter<> table{"table", numbers(1, classes* width)};
+  sg::Parameter<> table = sg::Parameter<>("table", numbers(1, classes* width)).matrix(classes);
   auto parameters() { return std::tie(table); }
   void forward(sg::Context& context, Tokens const& x, Matrix& y, sg::NothingSaved&) {
     auto const w = context[table];
@@ -85,7 +85,7 @@ struct Dense {
   sg::Parameter<> weight;
   sg::Parameter<double> bias;
   explicit Dense(std::uint64_t seed = 2)
-      : weight("weight", numbers(seed, width * width)),
+      : weight(sg::Parameter<>("weight", numbers(seed, width * width)).matrix(width)),
         bias("bias", std::vector<double>(width, 0.1), false) {}
   auto parameters() { return std::tie(weight, bias); }
   void forward(sg::Context& context, Matrix const& x, Matrix& y, sg::NothingSaved&) {

@@ -21,6 +21,7 @@ namespace small_model {
 template <class T> struct OracleParameter {
   std::vector<T> value, gradient, first, second;
   bool decays = true;
+  std::size_t rows = 0;
 };
 
 template <class Optimizer, class... L> class Oracle {
@@ -91,6 +92,7 @@ template <class Optimizer, class... L> class Oracle {
   template <std::size_t I, class T> void adopt(sg::Parameter<T>& declared) {
     OracleParameter<T> p;
     p.decays = declared.decays();
+    p.rows = declared.rows();
     p.value =
         declared.adopt(static_cast<std::uint32_t>(parameters_[I].size()), static_cast<int>(I));
     p.gradient.resize(p.value.size());
@@ -216,6 +218,7 @@ template <class Optimizer, class... L> class Oracle {
     view.state = {p.first.data(), p.second.data()};
     view.size = p.value.size();
     view.decays = p.decays;
+    view.rows = p.rows;
     optimizer_.update(view, scale, steps_);
     std::fill(p.gradient.begin(), p.gradient.end(), T{0});
   }

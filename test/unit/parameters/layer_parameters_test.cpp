@@ -4,7 +4,9 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -124,6 +126,107 @@ TEST_CASE("parameters/LayerParameters: a part is added, squared and updated by i
   CHECK(gradient<float>(parameters.views(), 0)[0] == 5);
   CHECK(values<double>(parameters, 1)[0] == 9);
   CHECK(gradient<double>(parameters.views(), 1)[0] == 0);
+}
+
+TEST_CASE("parameters/LayerParameters: parts of whole parameters are whole, and as equal as can be",
+          "[parameters]") {
+  std::vector<std::vector<std::size_t>> const models{
+      {}, {40}, {1000, 10}, {10, 1000, 10}, {16, 16, 16, 16}, {300, 0, 20, 100, 7, 0}};
+  for (auto const& sizes : models)
+    for (int number : {0, 1, 2, 7}) {
+      LayerParameters layer;
+      List<ParameterDeclaration> declarations;
+      for (std::size_t i = 0; i < sizes.size(); ++i)
+        declarations.push_back(
+            declared<float>(std::to_string(i).c_str(), std::vector<float>(sizes[i])));
+      layer.adopt(std::move(declarations), number, 1);
+      layer.keep_parameters_whole();
+      std::size_t const bytes = layer.bytes_of_values();
+      for (std::size_t parts = 1; parts < 9; ++parts) {
+        std::vector<int> holders(sizes.size(), 0);
+        std::size_t sum = 0;
+        for (std::size_t p = 0; p < parts; ++p) {
+          ByteRange const part = layer.part(p, parts);
+          sum += part.size();
+          for (std::size_t i = 0; i < sizes.size(); ++i) {
+            ByteRange const all = layer.range(i);
+            if (all.size() == 0 || !layer.overlaps(i, part)) continue;
+            CHECK(part.first <= all.first);
+            CHECK(all.last <= part.last);
+            ++holders[i];
+          }
+          // No end is further from that of an equal part than half of a parameter.
+          std::size_t const place = (p + static_cast<std::size_t>(number)) % parts;
+          std::size_t largest = 0;
+          for (std::size_t const size : sizes) largest = std::max(largest, size * sizeof(float));
+          auto const away = static_cast<double>(part.first) -
+                            static_cast<double>(bytes * place) / static_cast<double>(parts);
+          CHECK(2 * std::fabs(away) <= static_cast<double>(largest + 3 * alignment_bytes));
+        }
+        CHECK(sum == bytes);
+        for (std::size_t i = 0; i < sizes.size(); ++i) CHECK(holders[i] == (sizes[i] != 0 ? 1 : 0));
+      }
+    }
+}
+
+namespace {
+
+/// Adds the sum of the gradient, which no part of it has.
+struct Summing {
+  using policy_tag = OptimizerTag;
+  static constexpr int states = 0;
+  static constexpr bool element_wise = false;
+  template <class T> void update(OptimizerView<T> const& v, double, std::int64_t) const noexcept {
+    T sum = 0;
+    for (std::size_t i = 0; i < v.size; ++i) sum += v.gradient[i];
+    for (std::size_t i = 0; i < v.size; ++i) v.next[i] = v.value[i] + sum;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("parameters/LayerParameters: an optimizer is told the rows of a matrix, not of a part",
+          "[parameters]") {
+  struct Counting : optimizer::Sgd {
+    void update(OptimizerView<float> const& v, double, std::int64_t) const noexcept {
+      v.next[0] = static_cast<float>(v.rows);
+    }
+    void update(OptimizerView<double> const& v, double, std::int64_t) const noexcept {
+      v.next[0] = static_cast<double>(v.rows);
+    }
+  };
+  LayerParameters layer;
+  List<ParameterDeclaration> declarations;
+  declarations.push_back(declared<float>("matrix", std::vector<float>(48)));
+  declarations.back().rows = 16;
+  declarations.push_back(declared<double>("vector", {5}));
+  layer.adopt(std::move(declarations), 0, Counting::states);
+  layer.update(Counting{}, {});
+  CHECK(values<float>(layer, 0)[0] == 16);
+  CHECK(values<double>(layer, 1)[0] == 0);
+  detail::UpdateStep step;
+  step.range = {64, 192};
+  layer.update(Counting{}, step);
+  CHECK(values<float>(layer, 0)[0] == 16);
+  CHECK(values<float>(layer, 0)[16] == 0);
+}
+
+TEST_CASE("parameters/LayerParameters: the change by an optimizer that has none is of the whole",
+          "[parameters]") {
+  LayerParameters layer;
+  List<ParameterDeclaration> declarations;
+  declarations.push_back(declared<float>("w", std::vector<float>(1000, 2)));
+  declarations.push_back(declared<double>("b", {5}));
+  layer.adopt(std::move(declarations), 0, Summing::states);
+  layer.reserve_versions(2);
+  for (int i = 0; i < 1000; ++i) gradient<float>(layer.views(), 0)[i] = 1;
+  gradient<double>(layer.views(), 1)[0] = 3;
+  detail::UpdateStep step;
+  step.to = 1;
+  layer.change(Summing{}, step);
+  CHECK(values<float>(layer, 0, 1) == std::vector<float>(1000, 1000));
+  CHECK(values<double>(layer, 1, 1) == std::vector<double>{3});
+  CHECK(values<float>(layer, 0) == std::vector<float>(1000, 2));
 }
 
 TEST_CASE("parameters/LayerParameters: memory can be exchanged, and views follow", "[parameters]") {

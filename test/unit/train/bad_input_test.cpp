@@ -264,6 +264,20 @@ TEST_CASE("train/bad input: a parameter that parameters() leaves out is named wh
   CHECK(train.steps() == 1);
 }
 
+TEST_CASE("train/bad input: the rows of a matrix divide the values of its parameter", "[train]") {
+  auto const model = [](std::size_t rows) {
+    auto const matrix =
+        std::make_shared<sg::Parameter<>>(sg::Parameter<>("a", std::vector<float>(6)).matrix(rows));
+    return sg::Pipeline{Lists{matrix, parameter("b")}};
+  };
+  std::string const says =
+      "the parameter 'a' of layer 0 has 6 values, which are no matrix of 4 rows; give matrix() a "
+      "number that divides them";
+  CHECK_THROWS_WITH(model(4).with(Loss{make_hook()}), says);
+  CHECK_THROWS_WITH(model(4).on_one_device(Loss{make_hook()}), says);
+  CHECK_NOTHROW(model(3).with(Loss{make_hook()}));
+}
+
 TEST_CASE("train/bad input: a parameter belongs to one layer, under a name of its own", "[train]") {
   auto const hook = make_hook();
   auto const data = batch(2);

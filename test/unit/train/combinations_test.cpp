@@ -69,8 +69,19 @@ enum Collective { sums, shards, by_library, server, grouped };
 constexpr std::array<int, kinds> values{4, 6, 2, 3, 5, 2, 2, 2, 2, 2, 2, 2, 2, 2};
 using Case = std::array<int, kinds>;
 
+constexpr std::size_t width = 8;
+
+/// What is not the weight of a layer as a whole becomes not a number.
 struct Whole : sg::optimizer::Sgd {
   static constexpr bool element_wise = false;
+  template <class T>
+  void update(sg::OptimizerView<T> const& v, double scale, std::int64_t step) const noexcept {
+    Sgd::update(v, v.size == width * width || v.size == width ? scale : std::nan(""), step);
+  }
+  template <class T>
+  void change(sg::OptimizerView<T> const& v, double scale, std::int64_t step) const noexcept {
+    Sgd::change(v, v.size == width * width || v.size == width ? scale : std::nan(""), step);
+  }
 };
 
 bool serves(Case const& of) { return of[collective] >= server; }
@@ -107,7 +118,7 @@ Features features_of(Case const& of) {
           .with(feature::by_library, of[collective] == by_library)
           .with(feature::server, serves(of))
           .with(feature::grouped_pushes, of[collective] == grouped)
-          .with(feature::whole_layers, of[optimizer] != 0)
+          .with(feature::whole_parameters, of[optimizer] != 0)
           .with(feature::clips, of[clips] != 0)
           .with(feature::skips, of[skips] != 0)
           .with(feature::recomputes, of[recomputes] != 0 || of[checks] != 0)
@@ -117,7 +128,6 @@ Features features_of(Case const& of) {
   return all;
 }
 
-constexpr std::size_t width = 8;
 auto model() {
   return sg::Pipeline{
       sg::Sequential{Linear<double>{width, width, 1}, Linear<double>{width, width, 2},
@@ -328,6 +338,24 @@ TEST_CASE("train/combinations: each pair trains as one device, or says the sente
           ++pairs;
         }
   CHECK(pairs > 200);
+}
+
+TEST_CASE(
+    "train/combinations: an optimizer of whole parameters trains as one device wherever it may",
+    "[train]") {
+  int played = 0;
+  Case of{};
+  of[optimizer] = 1;
+  for (of[schedule] = 0; of[schedule] < values[schedule]; ++of[schedule])
+    for (of[staleness] = 0; of[staleness] < values[staleness]; ++of[staleness])
+      for (of[replicas] = 0; of[replicas] < values[replicas]; ++of[replicas])
+        for (of[collective] = 0; of[collective] < values[collective]; ++of[collective])
+          for (of[device] = 0; of[device] < values[device]; ++of[device]) {
+            if (!fits(of) || told(of) != Rule::none) continue;
+            play(of);
+            ++played;
+          }
+  CHECK(played > 80);
 }
 
 TEST_CASE("train/combinations: of several rules against a pipeline, the first is told", "[train]") {

@@ -18,6 +18,7 @@ namespace plain_layers {
 namespace sg = stagger;
 
 inline constexpr std::size_t width = 3;
+inline constexpr std::size_t matrix_rows = width + 1;  // of a layer's parameter, which is a matrix
 using Numbers = std::vector<float>;
 
 // y = tanh(w x + b), in plain loops that the oracle calls with weights of its own choice.
@@ -55,7 +56,8 @@ struct Layer {
   };
   sg::Parameter<> weight;
   int fail_at = -1;
-  explicit Layer(int stage) : weight("weight", initial(stage)) {}
+  explicit Layer(int stage)
+      : weight(sg::Parameter<>("weight", initial(stage)).matrix(matrix_rows)) {}
   auto parameters() { return std::tie(weight); }
   void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
     if (context.training() && context.microbatch() == fail_at)

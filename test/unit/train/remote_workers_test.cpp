@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <stagger/engine/setup.hpp>
+#include <stagger/model/muon.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
@@ -183,6 +184,11 @@ TEST_CASE("train/RemoteLink: steps have the bits of one server loop", "[train]")
     Remote const server(workers, adam);
     compare_steps(workers, server, adam, rotation, threads);
   });
+}
+
+TEST_CASE("train/RemoteLink: an optimizer of matrices has the bits of one server loop", "[train]") {
+  sg::optimizer::Muon const muon{.rate = 0.05};  // the server knows of rows what workers tell it
+  compare_steps(2, Remote(2, muon), muon);
 }
 
 TEST_CASE("train/RemoteLink: means of weights and states have the bits of workers in one process",

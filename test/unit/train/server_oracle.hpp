@@ -76,7 +76,7 @@ template <class Optimizer> struct OracleServer {
   std::vector<Numbers> first{layers, Numbers(width* width + width)};
   std::vector<Numbers> second = first;
   int steps = 0;
-  void step(std::vector<Numbers> const& gradient) {
+  void step(std::vector<Numbers> gradient) {
     ++steps;
     for (std::size_t l = 0; l < layers; ++l) {
       sg::OptimizerView<float> view;
@@ -84,6 +84,7 @@ template <class Optimizer> struct OracleServer {
       view.gradient = gradient[l].data();
       view.state = {first[l].data(), second[l].data()};
       view.size = w[l].size();
+      view.rows = matrix_rows;
       optimizer.update(view, 1, steps);
     }
   }

@@ -120,13 +120,14 @@ template <class Optimizer> struct OracleWorker {
   void train(Optimizer const& optimizer, std::vector<Numbers> const& w, std::size_t m, int step) {
     auto const gradient = gradients(w, minibatch(m));
     for (std::size_t l = 0; l < layers; ++l) {
-      Numbers change(gradient[l].size());
+      Numbers change(gradient[l].size()), own = gradient[l];
       sg::OptimizerView<float> view;
       view.value = w[l].data();
       view.next = change.data();
-      view.gradient = gradient[l].data();
+      view.gradient = own.data();
       view.state = {first[l].data(), second[l].data()};
       view.size = change.size();
+      view.rows = matrix_rows;
       at_once(optimizer).change(view, clip_scale(gradient, clip), step);
       changes[l].push_back(change);
     }
@@ -483,7 +484,10 @@ template <class Server> void refuses_others(Server const& server) {
   refuses_model({Layer(0), Layer(1), Layer(2)}, "worker 1 has 3 layers, the others have 4");
   refuses_model({Layer(0), Layer(1), named("weight", more), Layer(3)},
                 "layer 2 of worker 1 has the parameters 'weight: 13 floats, 64 bytes in all', that "
-                "of the others 'weight: 12 floats, 64 bytes in all'");
+                "of the others 'weight: 12 floats in 4 rows, 64 bytes in all'");
+  refuses_model({Layer(0), Layer(1), named("weight", initial(2)), Layer(3)},
+                "'weight: 12 floats, 64 bytes in all', that of the others 'weight: 12 floats in 4 "
+                "rows, ");
   refuses_model({Layer(0), Layer(1), named("bias", initial(2)), Layer(3)},
                 "'bias: 12 floats, 64 bytes in all', that of the others 'weight: ");
   refuses_model({Layer(0), Layer(1), Layer(2), Layer(0)},

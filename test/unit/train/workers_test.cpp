@@ -18,6 +18,8 @@
 
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
+#include <stagger/model/lamb.hpp>
+#include <stagger/model/muon.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
@@ -228,6 +230,20 @@ TEST_CASE(
     sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
     compare_steps(workers, server, adam, rotation, threads);
   });
+}
+
+TEST_CASE("train/ParameterServer: optimizers of whole parameters have the bits of plain loops",
+          "[train]") {
+  sg::optimizer::Lamb const lamb{.rate = 0.05};
+  sg::optimizer::Muon const muon{.rate = 0.05};
+  for (int const rotation : {0, 2}) {
+    sg::collective::ParameterServer const gradients({.workers = 3, .shards = 2});
+    compare_steps(3, gradients, lamb, rotation);
+    sg::collective::ParameterServer const changes({.workers = 2});
+    compare_changes_on_threads(Stale{2, 1}, changes, rotation, 2, muon);
+    compare_in_process(Waves{2, 2, 1}, cuts_from(rotation), 2, 11, lamb);
+  }
+  compare_steps(2, sg::collective::ParameterServer({.workers = 2}), muon);
 }
 
 TEST_CASE(

@@ -12,7 +12,7 @@
 /// | layer-000000.stagger and so on | the shape of a layer, and all of its state |
 ///
 /// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, the version of the
-/// format (6) and the number of the layer with 4 bytes each, and the number of the run. They end
+/// format (7) and the number of the layer with 4 bytes each, and the number of the run. They end
 /// with the same checksum as checkpoints.
 
 #include <cerrno>
@@ -145,7 +145,7 @@ class DurableFolder {
  private:
   static constexpr std::string_view server_name = "stgrserv";
   static constexpr std::string_view layer_name = "stgrlayr";
-  static constexpr std::uint32_t version = 6;
+  static constexpr std::uint32_t version = 7;
 
   [[nodiscard]] static std::string made(std::string path) {
     stagger::detail::make_writable_folder(path, "a parameter server");
@@ -208,6 +208,7 @@ class DurableFolder {
       auto const& d = shape.declaration(i);
       out.u32(static_cast<std::uint32_t>(d.type), d.decays ? 1 : 0);
       out.u64(d.size);
+      out.u64(d.rows);
       out.u64(d.name.size());
       out.text(d.name);
     }
@@ -227,6 +228,8 @@ class DurableFolder {
       if (size > in.size() || (bytes += size * element_bytes(d.type)) > in.size())
         in.refuse("is too short for its parameters");
       d.size = size;
+      d.rows = in.u64();
+      if (d.rows != 0 && d.size % d.rows != 0) in.refuse("has a matrix of unequal rows");
       std::uint64_t const name = in.u64();
       d.name = in.text(name);
       declarations.push_back(std::move(d));

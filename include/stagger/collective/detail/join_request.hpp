@@ -100,6 +100,7 @@ struct JoinRequest {
         u32(static_cast<int>(d.type));
         u32(d.decays ? 1 : 0);
         out.add(static_cast<std::uint64_t>(d.size));
+        out.add(static_cast<std::uint64_t>(d.rows));
         require(d.name.size(), longest_name,
                 "a parameter whose name has this many bytes: ", "give it a shorter one");
         words(d.name);
@@ -137,14 +138,14 @@ struct JoinRequest {
     in_parts = u32(1) != 0;
     words(rules.late);
     words(rules.shared, in.left());
-    // Each layer takes 12 bytes of the request or more, each parameter 20.
+    // Each layer takes 12 bytes of the request or more, each parameter 28.
     std::size_t const count = u32(std::min<std::size_t>(most_layers, in.left() / 12));
     layers = FixedArray<LayerParameters>(count);
     std::uint64_t bytes = 0;
     for (std::size_t l = 0; l < count; ++l) {
       digests.push_back(need<std::uint64_t>(in));
       List<ParameterDeclaration> declarations;
-      for (std::size_t left = u32(in.left() / 20); left > 0; --left) {
+      for (std::size_t left = u32(in.left() / 28); left > 0; --left) {
         ParameterDeclaration d;
         d.type = u32(1) == 0 ? ElementType::f32 : ElementType::f64;
         d.decays = u32(1) != 0;
@@ -154,6 +155,11 @@ struct JoinRequest {
           raise(Errc::bad_data, "the model of a worker that joins has more than the ", most_bytes,
                 " bytes that the server allows; raise model_bytes if that is right");
         d.size = elements;
+        d.rows = need<std::uint64_t>(in);
+        if (d.rows != 0 && d.size % d.rows != 0)
+          raise(Errc::bad_data, "a worker that joins names a matrix of ", counted(d.rows, "row"),
+                " and ", counted(d.size, "value"),
+                "; run the same version of the program at both ends");
         words(d.name);
         declarations.push_back(std::move(d));
       }

@@ -119,6 +119,7 @@ struct WrittenRules {
     auto const& each = layer.declaration(i);
     all += text(each.name, ": ", each.size,
                 each.type == stagger::ElementType::f32 ? " floats" : " doubles",
+                each.rows != 0 ? text(" in ", counted(each.rows, "row")) : std::string(),
                 each.decays ? ", " : " without decay, ");
   }
   return text(all, layer.bytes_of_values(), " bytes in all");
@@ -177,7 +178,8 @@ struct WrittenRules {
   for (std::size_t i = 0; same && i < layer.count(); ++i) {
     auto const& a = layer.declaration(i);
     auto const& b = others.declaration(i);
-    same = a.name == b.name && a.type == b.type && a.size == b.size && a.decays == b.decays;
+    same = a.name == b.name && a.type == b.type && a.size == b.size && a.rows == b.rows &&
+           a.decays == b.decays;
   }
   if (!same)
     raise(Errc::mismatch, "layer ", l, " of worker ", worker, " has the parameters '",

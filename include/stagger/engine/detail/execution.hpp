@@ -376,8 +376,9 @@ struct StepEnd {
       for (step.range = own.range; !skips && step.range.first < own.range.last;
            step.range.first = step.range.last) {
         // Saved in pieces, which are still in the cache when they are updated.
-        step.range.last = model.shards ? std::min(step.range.first + saved_at_once, own.range.last)
-                                       : own.range.last;
+        step.range.last = model.shards && model.optimizer.element_wise
+                              ? std::min(step.range.first + saved_at_once, own.range.last)
+                              : own.range.last;
         if (model.shards) layer.copy_part(step.range, false);
         model.optimizer.update(model.optimizer.optimizer, layer, step);
       }

@@ -45,6 +45,12 @@ struct ModelState {
       first_layer.push_back(static_cast<std::size_t>(cut));
     first_layer.push_back(layers.size());
   }
+  /// Before anything asks for a part of a layer.
+  [[gnu::cold]] void set_optimizer(OptimizerCall const& call) {
+    optimizer = call;
+    for (LayerParameters& layer : parameters)
+      if (!call.element_wise) layer.keep_parameters_whole();
+  }
   ModelState(ModelState const&) = delete;
   ModelState& operator=(ModelState const&) = delete;
 

@@ -88,7 +88,7 @@ class MachineSession : public Session {
         spare_(spare) {
     ranks_ = place_.size();
     machine_.run.grouping = setup.grouping;
-    machine_.model.optimizer = setup.optimizer;
+    machine_.model.set_optimizer(setup.optimizer);
     machine_.model.division = setup.division;
     if (setup.grouped != nullptr) setup.grouped->require_pieces(machine_.model);
     for (auto const& part : setup.parts) part->extend(machine_, setup);

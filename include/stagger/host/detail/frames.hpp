@@ -35,7 +35,7 @@ struct Hello {
   static constexpr std::size_t longest_token = 64;
   char token[longest_token] = {};  // then zeros
   char protocol[6] = {'s', 't', 'g', 'p', 'r', 'm'};
-  std::uint16_t version = 4;
+  std::uint16_t version = 5;
 };
 static_assert(sizeof(Hello) == 72);
 

@@ -20,6 +20,11 @@ class Checkpoints;  // stagger: include <stagger/train/checkpoint.hpp>
 class Observe;      // stagger: include <stagger/train/observe.hpp>
 class Profiler;     // stagger: include <stagger/train/profiler.hpp>
 
+namespace optimizer {
+struct Lamb;  // stagger: include <stagger/model/lamb.hpp>
+struct Muon;  // stagger: include <stagger/model/muon.hpp>
+}  // namespace optimizer
+
 namespace schedule {
 struct Auto;          // stagger: include <stagger/schedule/auto.hpp>
 struct Chimera;       // stagger: include <stagger/schedule/chimera.hpp>
