@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/portable.hpp>
 #include <stagger/core/rows.hpp>
 #include <stagger/model/context.hpp>
 
@@ -137,8 +138,9 @@ concept TiesParameters =
 /// `context.random_seed()`, so that recomputation repeats them.
 ///
 /// @throws Error  mismatch, from a step, if a stage leaves dx with another number of elements than
-///                x, or y empty where x is not; for types with `size()` and `data()`, or with
-///                rows, on devices of the host
+///                x, or y empty where x is not: for types with `size()` and `data()`, or with
+///                rows; of a type with `fields()`, if all tensors of it are empty. On a GPU for
+///                cuda::Tensor, and other types with `rows_on_stream`
 template <class S>
 concept Stage =
     std::copyable<S> && std::semiregular<typename S::Input> &&
@@ -153,19 +155,27 @@ concept HasInputGradient = HasBackward<S> || HasBackwardInput<S>;
 
 namespace detail {
 
-[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_output(Context const& context) {
-  raise(Errc::mismatch, "forward of layer ", context.layer(),
-        " left y empty, but x is not; size y before you write it, as with y.resize_like(x)");
+/// @param fields  whether it is a struct, whose fields are sized
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_output(Context const& context,
+                                                                       bool fields) {
+  raise(Errc::mismatch, "forward of layer ", context.layer(), " left y empty, but x is not; size ",
+        fields ? "the fields of y before you write them, as with y.values.resize(...)"
+               : "y before you write it, as with y.resize_like(x)");
 }
 [[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_input_gradient(
-    Context const& context, std::size_t given, std::size_t wanted) {
+    Context const& context, std::size_t given, std::size_t wanted, bool fields) {
   raise(Errc::mismatch, "backward of layer ", context.layer(), " left dx with a size of ", given,
-        ", but x has ", wanted, "; size dx before you write it, as with dx.resize_like(x)");
+        ", but x has ", wanted, "; size ",
+        fields ? "the fields of dx before you write them, as with dx.values.resize_like(x.values)"
+               : "dx before you write it, as with dx.resize_like(x)");
 }
-[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_output_gradient(
-    std::size_t given, std::size_t wanted) {
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_output_gradient(std::size_t given,
+                                                                                std::size_t wanted,
+                                                                                bool fields) {
   raise(Errc::mismatch, "the loss left dy with a size of ", given, ", but the model's output has ",
-        wanted, "; size dy before you write it, as with dy.resize_like(y)");
+        wanted, "; size ",
+        fields ? "the fields of dy before you write them, as with dy.values.resize_like(y.values)"
+               : "dy before you write it, as with dy.resize_like(y)");
 }
 
 template <class T>
@@ -173,52 +183,139 @@ concept HasSizeAndData = requires(T const& value) {
   { value.size() } -> std::convertible_to<std::size_t>;
   *value.data();
 };
-/// Whether the gradient of a value must have its size: whole numbers, such as tokens, have none.
-template <class T> inline constexpr bool gradient_has_size = Rows<T>::exist;
-template <HasSizeAndData T>
-inline constexpr bool gradient_has_size<T> =
-    !std::is_integral_v<std::remove_cvref_t<decltype(*std::declval<T const&>().data())>>;
+/// A value that consists of others, and has neither a size nor rows itself.
+template <class T>
+concept HasOnlyFields = HasFields<T> && !HasSizeAndData<T> && !Rows<T>::exist;
 
-/// The number of elements of a value, or of its rows if it does not count its elements.
-template <class T> [[nodiscard]] std::size_t size_of(T const& value) {
-  if constexpr (HasSizeAndData<T>)
-    return value.size();
-  else
-    return Rows<T>::count(value);
+/// What is known of the size of a value of type T.
+template <class T> struct Sized {
+  static constexpr bool counts = HasSizeAndData<T> || Rows<T>::exist;
+  /// Whether the gradient of a value must have its size: whole numbers, such as tokens, have none.
+  static constexpr bool gradient = [] {
+    if constexpr (HasSizeAndData<T>)
+      return !std::is_integral_v<std::remove_cvref_t<decltype(*std::declval<T const&>().data())>>;
+    return counts;
+  }();
+  /// Whether an output must not be empty. A list, such as a std::vector, may be so by right.
+  static constexpr bool output = RowSplittable<T> && HasSizeAndData<T>;
+  /// Likewise its gradient, as a field of a struct.
+  static constexpr bool gradient_of_field = gradient && output;
+  /// Whether an empty value of the type contains nothing.
+  static constexpr bool whole = HasSizeAndData<T>;
+  /// Whether the host sizes it while a device still works: a device copies its rows.
+  static constexpr bool on_device = [] {
+    if constexpr (requires { std::bool_constant<T::rows_on_stream>{}; }) return T::rows_on_stream;
+    return false;
+  }();
+  /// The number of elements, or of rows if the value does not count its elements.
+  [[nodiscard]] static std::size_t count(T const& value) {
+    if constexpr (HasSizeAndData<T>)
+      return value.size();
+    else if constexpr (counts)
+      return Rows<T>::count(value);
+    return 0;
+  }
+  [[nodiscard]] static std::size_t gradient_count(T const& value) {
+    return gradient ? count(value) : 0;
+  }
+  /// Whether nothing gave the value a size; a stage may give a tensor an extent of 0.
+  [[nodiscard]] static bool untouched(T const& value) {
+    if constexpr (requires { value.extents(); })
+      for (std::size_t const extent : value.extents())
+        if (extent != 0) return false;
+    return count(value) == 0;
+  }
+};
+/// Of a struct, what is known of its fields. Not all of them need a gradient.
+template <class T> using FieldsOf = decltype(std::declval<T const&>().fields());
+template <class Tie> struct SizedFields;
+template <class... F> struct SizedFields<std::tuple<F...>> {
+  template <class T> using Of = Sized<std::remove_cvref_t<T>>;
+  static constexpr bool counts = (Of<F>::counts || ...);
+  static constexpr bool gradient = (Of<F>::gradient_of_field || ...);
+  static constexpr bool gradient_of_field = gradient;
+  static constexpr bool whole = (Of<F>::whole && ...);
+  static constexpr bool output = whole && (Of<F>::output || ...);
+  static constexpr bool on_device = (Of<F>::on_device && ...);
+};
+template <HasOnlyFields T> struct Sized<T> : SizedFields<FieldsOf<T>> {
+  [[nodiscard]] static std::size_t count(T const& value) {
+    return std::apply(
+        [](auto const&... f) {
+          return (std::size_t{0} + ... + Sized<std::remove_cvref_t<decltype(f)>>::count(f));
+        },
+        value.fields());
+  }
+  [[nodiscard]] static std::size_t gradient_count(T const& value) {
+    return std::apply(
+        [](auto const&... f) { return (std::size_t{0} + ... + gradient_count_of_field(f)); },
+        value.fields());
+  }
+  [[nodiscard]] static bool untouched(T const& value) {
+    return std::apply(
+        [](auto const&... f) {
+          return (Sized<std::remove_cvref_t<decltype(f)>>::untouched(f) && ...);
+        },
+        value.fields());
+  }
+
+ private:
+  template <class F> [[nodiscard]] static std::size_t gradient_count_of_field(F const& field) {
+    return Sized<F>::gradient_of_field ? Sized<F>::gradient_count(field) : 0;
+  }
+};
+
+/// Whether the size of a value is known when a function has returned, which on a device may only
+/// have enqueued what it does.
+template <class T>
+[[nodiscard]] [[gnu::always_inline]] inline bool size_is_known(Context const& context) {
+  return Sized<T>::on_device || !context.enqueues();
 }
 
-/// Checks what forward has written. A list, such as a std::vector, may be empty by right, and so
-/// may a tensor to which a stage has given an extent.
+/// Checks what forward has written.
 template <class X, class Y>
 [[gnu::always_inline]] inline void check_output(Context const& context, X const& x, Y const& y) {
-  if constexpr (RowSplittable<Y> && HasSizeAndData<Y>) {
-    if (context.enqueues() || y.size() != 0) [[likely]]
+  if constexpr (Sized<Y>::output) {
+    if (!size_is_known<Y>(context) || !Sized<Y>::untouched(y)) [[likely]]
       return;
-    if constexpr (requires { y.extents(); })
-      for (std::size_t const extent : y.extents())
-        if (extent != 0) return;
-    if constexpr (HasSizeAndData<X> || Rows<X>::exist)
-      if (size_of(x) == 0) return;
-    refuse_output(context);
+    // Those of the batch are there in any case.
+    if (!size_is_known<X>(context) && context.layer() != 0) return;
+    if (Sized<X>::counts && Sized<X>::count(x) == 0) return;
+    refuse_output(context, HasOnlyFields<Y>);
   }
+}
+
+/// Whether a gradient lacks the size of its value. Of a struct it may be that of some fields alone.
+template <class T>
+[[nodiscard]] [[gnu::always_inline]] inline bool gradient_unlike(std::size_t given,
+                                                                 std::size_t wanted) {
+  return HasOnlyFields<T> ? given == 0 && wanted != 0 : given != wanted;
 }
 
 /// Checks what backward has written. Nothing reads the gradient of the model's input.
 template <class X>
 [[gnu::always_inline]] inline void check_input_gradient(Context const& context, X const& x,
                                                         X const& dx) {
-  if constexpr (gradient_has_size<X>)
-    if (!context.enqueues() && size_of(dx) != size_of(x) && context.layer() != 0) [[unlikely]]
-      refuse_input_gradient(context, size_of(dx), size_of(x));
+  if constexpr (Sized<X>::gradient) {
+    if (!size_is_known<X>(context)) return;
+    std::size_t const given = Sized<X>::gradient_count(dx);
+    std::size_t const wanted = Sized<X>::gradient_count(x);
+    if (gradient_unlike<X>(given, wanted) && context.layer() != 0) [[unlikely]]
+      refuse_input_gradient(context, given, wanted, HasOnlyFields<X>);
+  }
 }
 
 /// Checks what a loss has written.
 template <class Y>
 [[gnu::always_inline]] inline void check_output_gradient(Context const& context, Y const& y,
                                                          Y const& dy) {
-  if constexpr (gradient_has_size<Y>)
-    if (!context.enqueues() && size_of(dy) != size_of(y)) [[unlikely]]
-      refuse_output_gradient(size_of(dy), size_of(y));
+  if constexpr (Sized<Y>::gradient) {
+    if (!size_is_known<Y>(context)) return;
+    std::size_t const given = Sized<Y>::gradient_count(dy);
+    std::size_t const wanted = Sized<Y>::gradient_count(y);
+    if (gradient_unlike<Y>(given, wanted)) [[unlikely]]
+      refuse_output_gradient(given, wanted, HasOnlyFields<Y>);
+  }
 }
 
 }  // namespace detail

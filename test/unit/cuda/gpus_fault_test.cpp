@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,37 @@ TEST_CASE("cuda/Gpus: a stage that throws leaves parameters as before, and the n
     sg::run(train.step(data));
     REQUIRE((bits(train) == bits(calm)));
   }
+}
+
+TEST_CASE("cuda/Gpus: a tensor that a layer or the loss did not size is named", "[cuda]") {
+  auto const before = [] {
+    auto host =
+        pipeline(sg::host::Threads{1}, even_cuts(2), made(sg::schedule::OneFOneB{}), clipping());
+    return bits(host);
+  }();
+  std::set<std::string> named;
+  bool forgets = true;
+  for (int nth = 1; forgets; ++nth) {
+    CAPTURE(nth);
+    si::Session const session;
+    auto train = over(on_gpus({0, 1}), optimizer(), even_cuts(2), made(sg::schedule::OneFOneB{}),
+                      clipping());
+    auto const data = batch(0, 1, true);
+    forget_in = nth;
+    std::string const says = words_of([&] { sg::run(train.step(data)); });
+    forgets = forget_in == 0;
+    forget_in = 0;
+    if (says.empty()) continue;
+    CHECK(has(says, ", as with d") != has(says, ", as with y.resize_like(x)"));
+    CHECK(bits(train) == before);
+    named.insert(says.substr(0, says.find(" left ")));
+  }
+  std::set<std::string> all{"the loss"};
+  for (int l = 0; l < 7; ++l) {
+    all.insert("forward of layer " + std::to_string(l));
+    if (l != 0) all.insert("backward of layer " + std::to_string(l));
+  }
+  CHECK(named == all);
 }
 
 TEST_CASE("cuda/Gpus: after the first step of a program nothing is made, allocated or awaited",

@@ -132,6 +132,82 @@ TEST_CASE("train/bad stage: a result that was not sized is named with its layer"
 
 namespace {
 
+/// A tensor, and what has no gradient.
+struct Marked {
+  Numbers values;
+  std::vector<int> marks;
+  auto fields() { return std::tie(values, marks); }
+  auto fields() const { return std::tie(values, marks); }
+};
+struct Nested {
+  Marked marked;
+  Numbers more;
+  auto fields() { return std::tie(marked, more); }
+  auto fields() const { return std::tie(marked, more); }
+};
+Numbers& values_of(Marked& x) { return x.values; }
+Numbers& values_of(Nested& x) { return x.marked.values; }
+template <class X> Numbers const& values_of(X const& x) { return values_of(const_cast<X&>(x)); }
+
+template <class X, Forgets forgets = Forgets::nothing> struct Passes {
+  using Input = X;
+  using Output = X;
+  void forward(sg::Context&, X const& x, X& y, sg::NothingSaved&) {
+    if constexpr (forgets != Forgets::y) y = x;
+  }
+  void backward(sg::Context&, X const&, X const& dy, X& dx, sg::NothingSaved&) {
+    if constexpr (forgets != Forgets::dx) values_of(dx) = values_of(dy);
+  }
+};
+/// Gives, unless it `forgets`, a gradient of the values alone.
+struct OfValues {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  bool forgets = false;
+  double terms(float) const { return 1; }
+  template <class Y> double value(sg::Context&, Y const& y, float) const {
+    return values_of(y).size() == 0 ? 0 : values_of(y)[0];
+  }
+  template <class Y>
+  double value_and_gradient(sg::Context& context, Y const& y, float target, double, Y& dy) const {
+    if (!forgets) values_of(dy).resize_like(values_of(y));
+    return value(context, y, target);
+  }
+};
+/// What a step of two layers says on several devices, which all say the same.
+template <class X> std::string passes(X const& x, auto first, auto second, OfValues loss = {}) {
+  sg::Batch<X, float> const batch{{x, x}, {0, 0}};
+  sg::Pipeline const model{first, second};
+  auto const one = said([&] { model.on_one_device(loss).step(batch); });
+  CHECK(said([&] { sg::run(model.with(loss, sg::host::Threads{2}).step(batch)); }) == one);
+  return one;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("train/bad stage: a struct of which no field was sized is named with its layer",
+                   "[train]", Marked, Nested) {
+  using enum Forgets;
+  using Whole = Passes<TestType>;
+  TestType x;
+  values_of(x) = Numbers::of({1, 2, 3});
+  CHECK(passes(x, Whole{}, Whole{}) == "");
+  CHECK(passes(x, Passes<TestType, y>{}, Whole{}) ==
+        "forward of layer 0 left y empty, but x is not; size the fields of y before you write "
+        "them, as with y.values.resize(...)");
+  CHECK(passes(x, Whole{}, Passes<TestType, dx>{}) ==
+        "backward of layer 1 left dx with a size of 0, but x has 3; size the fields of dx before "
+        "you write them, as with dx.values.resize_like(x.values)");
+  CHECK(passes(x, Passes<TestType, dx>{}, Whole{}) == "");
+  CHECK(passes(x, Whole{}, Whole{}, OfValues{true}) ==
+        "the loss left dy with a size of 0, but the model's output has 3; size the fields of dy "
+        "before you write them, as with dy.values.resize_like(y.values)");
+  // Without elements there is nothing to size.
+  CHECK_THAT(passes(TestType{}, Passes<TestType, y>{}, Whole{}), !Catch::Contains("left"));
+}
+
+namespace {
+
 /// A loss of lists of numbers.
 struct Sum {
   using policy_tag = sg::LossTag;
