@@ -43,6 +43,9 @@ enum class Verdict : std::uint8_t {
 #define STAGGER_KERNEL_ON_HOST                                                           \
   " updates by a kernel, which this device cannot run; give Pipeline::with a device of " \
   "stagger/cuda, or another optimizer"
+#define STAGGER_STREAM_PROFILED                                                            \
+  " measures steps, which a pipeline with an asynchronous staleness model does not take; " \
+  "measure it with staleness::Synchronous"
 #define STAGGER_NOT_IN_GROUPS                                                               \
   ", so that its layers cannot be pushed in groups while backward still runs; give with() " \
   "server.worker(n) without collective::GroupedPushes, or leave that out"
@@ -278,6 +281,11 @@ enum class Verdict : std::uint8_t {
        "averages weights, or Update::accumulate",                                                  \
        "A worker would have to push the change of these layers over a step: its gradients are of " \
        "different weights, and used.")                                                             \
+  RULE(owners_each_pass, not_built, two_owners | each_pass, none, "a stage",                       \
+       " is run at two positions of the schedule, each with a group, which see different "         \
+       "microbatches and so cannot update it together in each pass; use a schedule with one "      \
+       "position for each stage, or Update::accumulate",                                           \
+       "Both positions would have to bring their weights together in each pass.")                  \
   /* options and calls */                                                                          \
   RULE(captured_host, need, capture, captures, "Trainer::capture",                                 \
        " records a graph, which this device does not have; leave it out, or use cuda::Gpus or "    \
@@ -302,6 +310,8 @@ enum class Verdict : std::uint8_t {
        " measures each layer on one rank, so that it cannot measure replicas; leave "              \
        "Options::replicas out",                                                                    \
        "Times of different shares would have to be brought to one number of rows.")                \
+  RULE(profiled_stream, not_built, profiles | asynchronous, none, "a profiler",                    \
+       STAGGER_STREAM_PROFILED, "It would have to read the passes of a stream from its timeline.") \
   RULE(profile_unrecorded, need, profiles, records, "a profiler",                                  \
        " reads the times of recorded actions; set Options::record", "Nothing else times them.")    \
   RULE(outputs_apart, not_built, predicts | replicas | apart, none,                                \
@@ -365,6 +375,16 @@ enum class Verdict : std::uint8_t {
        " changes nothing for a worker with late layers: its step fails as by NonFinite::fail",     \
        "Predicted weights, and the choice of late layers, would be made of a gradient that is "    \
        "not finite before the server undoes the step.")                                            \
+  RULE(library_without_sums, no_effect, by_library, replicas | two_owners,                         \
+       "collective::By::library", " changes nothing where each stage is run by one rank",          \
+       "Such a rank has no gradients to add up.")                                                  \
+  RULE(recorded_on_one_device, no_effect, one_device | records, none, "Options::record",           \
+       " changes nothing in a loop on the calling thread", "It has no actions with times.")        \
+  RULE(repeated_on_one_device, no_effect, one_device | recomputes, none, "Options::recompute",     \
+       " changes nothing in a loop on the calling thread",                                         \
+       "It keeps the values of one microbatch.")                                                   \
+  RULE(replicas_on_one_device, no_effect, one_device | replicas, none, "Options::replicas",        \
+       " changes nothing in a loop on the calling thread", "It is one rank.")                      \
   RULE(replicas_pushed_at_end, no_effect, grouped_pushes | replicas, none,                         \
        "collective::GroupedPushes", " changes nothing for a stage with several replicas",          \
        "Their sum is pushed at the end of the step.")                                              \
@@ -443,6 +463,7 @@ template <Rule rule> struct NotCombined {
   static_assert(told<Rule::kernel_on_one_device>,
                 "stagger: this optimizer" STAGGER_KERNEL_ON_ONE_DEVICE);
   static_assert(told<Rule::kernel_on_host>, "stagger: this optimizer" STAGGER_KERNEL_ON_HOST);
+  static_assert(told<Rule::profiled_stream>, "stagger: a profiler" STAGGER_STREAM_PROFILED);
 };
 
 /// Whether a rule refuses features.

@@ -374,10 +374,8 @@ inline void GroupedModel::each_message(Machine const& machine, Instruction const
         int& first = holder[action.stage];
         if (first == 0) first = p + 1;
         if (updates != nullptr && first != p + 1)
-          raise(Errc::bad_configuration, "stage ", action.stage,
-                " is run at two positions of the schedule, each with a group, which see different "
-                "microbatches and so cannot update it together in each pass; use a schedule with "
-                "one position for each stage, or Update::accumulate");
+          require_rule(Rule::owners_each_pass, feature::two_owners | feature::each_pass,
+                       text("stage ", action.stage));
         if (updates != nullptr && !adds_up_in_each_pass && ranks != divided.members)
           raise(Errc::bad_configuration, "stage ", action.stage, " has ", ranks / divided.members,
                 " groups of ", divided.members,

@@ -152,6 +152,16 @@ class Profiler {
     return profile;
   }
 
+  /// Declared to say that a stream cannot be measured.
+  template <class In, class Out, class Optimizer, class Loss, class Device, class Data>
+  [[nodiscard]] cluster::Profile measure(Trainer<In, Out, Optimizer, Loss, false, Device>&,
+                                         Data const&) const {
+    using detail::Rule;
+    constexpr Rule rule = std::is_void_v<Data> ? Rule::none : Rule::profiled_stream;
+    static_cast<void>(detail::NotCombined<rule>{});
+    return {};
+  }
+
   /// The memory that one microbatch occupies, layer by layer, independent of earlier steps.
   /// Parameters stay as they are.
   template <class In, class Out, class Optimizer, class Loss>

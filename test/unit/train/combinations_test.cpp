@@ -94,7 +94,6 @@ bool owners_are_replicas(Case const& of) { return of[schedule] == bidirectional 
 /// Whether the types of a pipeline fit, of which test/compile_fail has programs, and its numbers.
 bool fits(Case const& of) {
   bool const model_of_workers = of[staleness] >= stale_synchronous;
-  if (of[schedule] == bidirectional && of[split] == each_pass) return false;  // two groups
   return model_of_workers ? serves(of) : of[staleness] == synchronous || !serves(of);
 }
 
@@ -324,6 +323,19 @@ Case with(std::size_t a, int x, std::size_t b, int y) {
 }
 
 }  // namespace
+
+TEST_CASE("train/combinations: a loop on the calling thread repeats and records nothing, alone",
+          "[train]") {
+  auto const bits_with = [](sg::Options const& options) {
+    auto one = model().on_one_device(sg::loss::MeanSquaredError<double>{}, sgd, options);
+    for (int step = 0; step < steps; ++step) static_cast<void>(one.step(batch(step)));
+    return numbers_of(one);
+  };
+  auto const plain = bits_with({});
+  CHECK(bits_with({.recompute = true}) == plain);
+  CHECK(bits_with({.record = true}) == plain);
+  CHECK(bits_with({.replicas = {2, 2}}) == plain);
+}
 
 TEST_CASE("train/combinations: each pair trains as one device, or says the sentence of its rule",
           "[train]") {
