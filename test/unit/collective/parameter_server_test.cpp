@@ -711,7 +711,11 @@ TEST_CASE("collective/ParameterServer: weights that overflow are undone, and tra
     return values.first();
   };
   for (Worker* each : {&a, &b}) each->begin_and_read(2);
-  for (Worker* each : {&a, &b}) each->link->ask(1, 5);  // which nobody will have
+  for (Worker* each : {&a, &b}) {
+    each->told.answers = 0;
+    each->link->ask(1, 5);  // which nobody will have
+    each->link->ask(0, 1);  // which is there once the step has been undone
+  }
   a.link->push(0, large.bytes(), false);
   CHECK_FALSE(a.told.failed);
   b.link->push(0, large.bytes(), false);
@@ -721,6 +725,8 @@ TEST_CASE("collective/ParameterServer: weights that overflow are undone, and tra
   CHECK(b.told.failed);
   CHECK_THAT(b.told.words,
              Catch::Matchers::Contains("layer 0") && Catch::Matchers::Contains("not finite"));
+  // Nobody goes on from weights that lack its push.
+  for (Worker* each : {&a, &b}) CHECK(each->told.answers == (each->told.failed ? 0 : 1));
   for (Worker* each : {&a, &b})
     if (each->told.failed) each->link->end(std::make_exception_ptr(std::runtime_error("told")));
   if (!all) {  // the other goes on, alone

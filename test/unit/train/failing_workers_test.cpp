@@ -273,6 +273,79 @@ TEST_CASE("train/OnFailure: a stream goes on without a worker that fails, and wi
     }
 }
 
+namespace {
+
+/// Where a worker is in its stream, for the other one.
+struct Amid {
+  std::atomic<bool> armed{false};  // the next last push of worker 0 is held
+  std::atomic<bool> held{false};
+  std::atomic<bool> waits{false};  // worker 1 waits to come back
+  std::atomic<bool> reads{false};  // it reads weights while worker 0 is held
+};
+/// Stops after its last push of one layer, while those of others are still to come.
+class StopsAmid final : public Forwarding {
+ public:
+  StopsAmid(ParameterServer const& server, Amid& amid)
+      : Forwarding(server.worker(0).link()), amid_(amid) {}
+  void push(std::size_t l, std::byte const* values, bool last, Bytes part) override {
+    Forwarding::push(l, values, last, part);
+    if (!last || !amid_.armed.exchange(false)) return;
+    amid_.held.store(true);
+    while (!amid_.waits.load() && !amid_.reads.load()) std::this_thread::yield();
+    amid_.held.store(false);
+  }
+
+ private:
+  Amid& amid_;
+};
+class ComesBack final : public Forwarding {
+ public:
+  ComesBack(ParameterServer const& server, Amid& amid)
+      : Forwarding(server.worker(1).link()), amid_(amid) {}
+  [[nodiscard]] bool begins() const noexcept override {
+    bool const yes = Forwarding::begins();
+    if (!yes) amid_.waits.store(true);
+    return yes;
+  }
+  void read(std::size_t l, std::byte* values) override {
+    if (amid_.held.load()) amid_.reads.store(true);
+    Forwarding::read(l, values);
+  }
+
+ private:
+  Amid& amid_;
+};
+
+}  // namespace
+
+TEST_CASE("train/OnFailure: a worker that comes back waits until the others have ended a stream",
+          "[train]") {
+  Waves const waves{2, 2, 0};
+  ParameterServer const server({.workers = 2, .on_failure = OnFailure::go_on});
+  Amid amid;
+  auto a = make(waves, Through{std::make_shared<StopsAmid>(server, amid)}, 0, {2}, 2, sgd);
+  auto b = make(waves, Through{std::make_shared<ComesBack>(server, amid)}, 1, {2}, 2, sgd, 5);
+  auto const longer = data(8);
+  auto const shorter = data(4, 1);  // does not fail
+  REQUIRE_THROWS_WITH(sg::run_together(a.stream(longer), b.stream(longer)), "out of ink");
+  amid.armed.store(true);
+  std::exception_ptr failure;
+  std::thread others([&] {
+    try {
+      for (int stream = 0; stream < 2; ++stream) static_cast<void>(run(a.stream(shorter)));
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  while (!amid.held.load()) std::this_thread::yield();
+  CHECK_NOTHROW(run(b.stream(shorter)));
+  others.join();
+  CHECK(failure == nullptr);
+  CHECK(amid.waits.load());
+  CHECK_FALSE(amid.reads.load());
+  CHECK(weights(a) == weights(b));
+}
+
 TEST_CASE("train/OnFailure: who waits for a worker goes on when that one's pipeline goes",
           "[train]") {
   ParameterServer const server({.workers = 2, .on_failure = OnFailure::go_on});

@@ -96,7 +96,7 @@ class ServerStreams {
       if (!workers.undone()) continue;
       int const worker = workers.take_undone();
       while (!goes_on() && workers.take_undone() >= 0) continue;
-      if (worker < 0 || !goes_on()) answer(l);
+      if (worker < 0) answer(l);
       shard.unlock();
       // Of the others, rounds may be complete now, in any layer, and be undone too.
       if (worker >= 0) return fail(goes_on() ? worker : unknown_worker, overflow_of(l));
