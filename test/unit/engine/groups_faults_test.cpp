@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include <stagger/core/stop_token.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/train/pipeline.hpp>
@@ -94,6 +96,56 @@ TEST_CASE("engine/groups: a member that throws ends the step, and changes nothin
         REQUIRE(bits(train) == bits(calm));
         ++step;
       }
+}
+
+TEST_CASE(
+    "engine/groups: a step is cancelled from another thread in any action, and changes nothing",
+    "[engine]") {
+  auto const update = GENERATE(sg::partition::Update::accumulate, sg::partition::Update::each_pass);
+  auto const trapped = [&](Hook const& hook) {
+    sg::Options options;
+    options.replicas = {2};
+    return sg::Pipeline{sg::Sequential{Linear<double>{inputs, 7, 1, false}, Trap{hook},
+                                       Linear<double>{7, 8, 2}, Trap{hook}, Linear<double>{8, 9, 3},
+                                       Trap{hook}, Linear<double>{9, outputs, 4, false}}}
+        .with(sg::partition::LayerSplit<>{.group = 2, .threshold = 0, .update = update},
+              sg::loss::MeanSquaredError<double>{}, optimizer(), sg::host::Threads{2}, options);
+  };
+  auto const hook = make_hook();
+  auto train = trapped(hook);
+  auto calm = trapped(make_hook());
+  std::atomic<int> calls{0};
+  auto const count = [&](int stop_at, sg::stop_source const& source) {
+    calls = 0;
+    *hook = [&calls, stop_at, source](Call const&) {
+      if (++calls == stop_at) std::thread([source] { source.request_stop(); }).join();
+    };
+  };
+  int step = 0;
+  int all = 1;
+  for (int stop_at = 1; stop_at <= all; ++stop_at) {
+    CAPTURE(update == sg::partition::Update::each_pass, stop_at);
+    auto const data = batch<double>(step, microbatches, 7);
+    sg::stop_source const source;
+    count(stop_at, source);
+    try {
+      sg::run(train.step(data, source.get_token()));
+      FAIL_CHECK("the step was not cancelled");
+    } catch (sg::Error const& error) {
+      CHECK(error.code() == sg::Errc::cancelled);
+      CHECK(std::string(error.what()) ==
+            "the step was cancelled; parameters are those after step " + std::to_string(step));
+    }
+    CHECK(calls >= stop_at);
+    REQUIRE(bits(train) == bits(calm));
+    CHECK(train.steps() == step);
+    count(0, source);
+    CHECK(sg::run(train.step(data)).loss == sg::run(calm.step(data)).loss);
+    REQUIRE(bits(train) == bits(calm));
+    all = calls;
+    ++step;
+  }
+  CHECK(all == 3 * microbatches * 2 * 2);  // forward and backward of each trap of each member
 }
 
 TEST_CASE("engine/groups: a member that overruns the deadline is named, with who waits for it",
