@@ -867,6 +867,45 @@ TEST_CASE("mpi/ParameterServer: a worker that fails ends the streams of the othe
   server.serve();
 }
 
+TEST_CASE(
+    "mpi/ParameterServer: after a worker has left, another one's failure ends the others' streams",
+    "[mpi]") {
+  int const workers = processes();
+  if (workers < 3) return;
+  bool const leaves = process() == 2;
+  std::vector<Numbers> own;
+  sg::mpi::ParameterServer const server({.workers = workers});
+  {
+    auto train = on_threads(server.worker(process()), process(), exact(2, 0),
+                            sg::schedule::Fifo{.in_flight = 2}, process() == 0 ? 7 : -1);
+    auto const good = data(6, process());
+    auto const longer = data(12, process());
+    static_cast<void>(sg::run(train.stream(good)));
+    for (int round = 0; !leaves && round < 2; ++round) {
+      std::string said;
+      try {
+        static_cast<void>(sg::run(train.stream(longer)));
+      } catch (std::exception const& error) {
+        said = error.what();
+      }
+      if (process() == 0)
+        REQUIRE(said == "out of ink");
+      else
+        REQUIRE_THAT(said, Catch::Matchers::Contains("has failed"));
+      static_cast<void>(sg::run(train.stream(good)));
+    }
+    if (!leaves) own = weights(train);
+  }
+  server.serve();
+  for (int l = 0; l < layers; ++l) {
+    Numbers const begun = initial(l);
+    Numbers first = leaves ? begun : own[static_cast<std::size_t>(l)];
+    MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_FLOAT, 0, MPI_COMM_WORLD);
+    REQUIRE(first != begun);
+    if (!leaves) REQUIRE(first == own[static_cast<std::size_t>(l)]);
+  }
+}
+
 TEST_CASE("mpi/ParameterServer: a push that is not finite is refused", "[mpi]") {
   int const workers = processes();
   sg::mpi::ParameterServer const server({.workers = workers}, adam);
