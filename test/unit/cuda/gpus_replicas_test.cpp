@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <stagger/model/lamb.hpp>
+#include <stagger/model/muon.hpp>
 #include <stagger/program/lay_out.hpp>
 
 #include "cuda/replica_cases.hpp"
@@ -16,6 +18,51 @@ using namespace replica_cases;
 
 TEST_CASE("cuda/GroupSums: replicas on several GPUs have the host's bits", "[cuda]") {
   check_all_replicas(cases(), [](Case const& c) { return on(gpus_of(c.place)); });
+}
+
+namespace {
+
+/// The host's update as a kernel, of rules for which the library has none.
+struct LaunchOnHost {
+  static constexpr bool asks_scale = true;
+  template <class Rule, class T>
+  cudaError_t operator()(sg::cuda::Update<Rule, T> const& update, cudaStream_t stream) const {
+    return launch(stream, [u = update] {
+      if (u.scale->updates()) u.rule->update(u.view, u.scale->factor, u.numbers->steps + u.number);
+    });
+  }
+};
+
+template <class Optimizer>
+void check_whole_parameters(Case const& c, Optimizer const& update, bool clips) {
+  CAPTURE(c.name, clips);
+  si::Session const session;
+  si::set_machine({.devices = 8});
+  auto options = options_with(clips, false);
+  options.seed = run_seed;
+  options.replicas = c.replicas;
+  auto const cuts = even_cuts(c.positions * c.schedule.each);
+  auto host = sg::Pipeline{row_model::model()}.with(sg::partition::Cuts{cuts}, c.schedule, Loss{},
+                                                    update, sg::host::Threads{1}, options);
+  auto train = sg::Pipeline{layers_there()}.with(
+      sg::partition::Cuts{cuts}, c.schedule, LossThere{},
+      sg::cuda::Enqueued<Optimizer, LaunchOnHost>{update}, on(gpus_of(c.place)), by("layerwise", 0),
+      sg::placement::ExplicitMap{c.place}, options);
+  for (int s = 0; s < 3; ++s) {
+    auto const data = row_model::batch(s, 4, c.rows, true);
+    sg::run(host.step(data));
+    sg::run(train.step(upload(data)));
+    REQUIRE((bits(train) == bits(host)));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda/GroupSums: optimizers of whole parameters have the host's bits on any GPUs",
+          "[cuda]") {
+  bool clips = false;
+  for (Case const& c : cases()) check_whole_parameters(c, sg::optimizer::Lamb{}, clips = !clips);
+  check_whole_parameters(cases().back(), sg::optimizer::Muon{}, false);
 }
 
 TEST_CASE("cuda/GroupSums: whatever CUDA refuses, parameters are those before or after", "[cuda]") {
