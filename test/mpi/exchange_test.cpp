@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/mpi/detail/exchange.hpp>
+#include <stagger/mpi/detail/pieces.hpp>
 
 #include <array>
 #include <cstddef>
@@ -50,6 +51,28 @@ TEST_CASE("mpi/Exchange: every process gets what a definition of each call says"
   std::array<double, 2> most{static_cast<double>(all.rank()), static_cast<double>(-all.rank())};
   all.maximum(most, "compare", seconds);
   REQUIRE(most == std::array<double, 2>{static_cast<double>(n - 1), 0});
+}
+
+TEST_CASE("mpi/each_piece: what an int does not count goes in pieces that it counts", "[mpi]") {
+  using namespace stagger::mpi::detail;
+  constexpr std::size_t beyond = std::size_t{1} << 31U;
+  for (std::size_t const size : {std::size_t{0}, std::size_t{7}, most_in_a_call, beyond - 1, beyond,
+                                 3 * beyond + 5, (beyond << 8U) + 1}) {
+    std::size_t next = 0;
+    std::size_t pieces = 0;
+    each_piece(size, most_in_a_call, [&](std::size_t at, std::size_t count) {
+      CHECK(at == next);
+      CHECK(count_for(count) > 0);
+      next = at + count;
+      ++pieces;
+    });
+    CHECK(next == size);
+    CHECK(pieces == (size + most_in_a_call - 1) / most_in_a_call);
+  }
+  CHECK(count_for(beyond - 1) == 0x7fffffff);
+  CHECK_THROWS_WITH(
+      count_for(beyond + 3),
+      "one call of MPI takes at most 2147483647 elements, not 2147483651; give it pieces");
 }
 
 TEST_CASE("mpi/Exchange: messages of one call progress together, however many there are", "[mpi]") {

@@ -13,6 +13,7 @@
 #include <stagger/core/backoff.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
+#include <stagger/mpi/detail/pieces.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/program/traffic.hpp>
 
@@ -142,8 +143,9 @@ class Outbox {
     bytes = std::max(bytes, length);
     for (std::size_t i = 0; i < count; ++i) {
       send(sent, &sent.envelope, sizeof(Envelope), peers[i], envelope_tag);
-      for (std::size_t at = 0; at < length; at += piece_)
-        send(sent, sent.payload.data() + at, std::min(piece_, length - at), peers[i], payload_tag);
+      each_piece(length, piece_, [&](std::size_t at, std::size_t size) {
+        send(sent, sent.payload.data() + at, size, peers[i], payload_tag);
+      });
     }
   }
   void post_to_all(std::unique_ptr<Outgoing> message, Stamp const& stamp, std::uint32_t what) {
@@ -203,7 +205,7 @@ class Outbox {
 
   void send(Outgoing& message, void const* bytes, std::size_t count, int peer, int tag) {
     MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Isend(bytes, static_cast<int>(count), MPI_BYTE, peer, tag, processes_, &request),
+    check(MPI_Isend(bytes, count_for(count), MPI_BYTE, peer, tag, processes_, &request),
           "MPI_Isend");
     message.requests.push_back(request);
   }
@@ -245,8 +247,7 @@ class Channels : public Outbox {
   /// @param  piece      most bytes that MPI is given at a time
   /// @param  slack      by how much a payload may be longer than all before it without an
   ///                    allocation
-  explicit Channels(MPI_Comm processes, std::size_t piece = std::size_t{1} << 30U,
-                    std::size_t slack = 0)
+  explicit Channels(MPI_Comm processes, std::size_t piece = most_in_a_call, std::size_t slack = 0)
       : Outbox(processes, piece), slack_(slack), peers_(size()), receives_(size()), ended_(size()) {
     std::fill(receives_.begin(), receives_.end(), MPI_REQUEST_NULL);
     for (int p = 0; p < size(); ++p) {
@@ -363,7 +364,7 @@ class Channels : public Outbox {
   void load_piece(int p) {
     Peer& peer = peers_[p];
     std::size_t const count = std::min(piece_, peer.envelope.bytes - peer.loaded);
-    check(MPI_Irecv(peer.payload.bytes.get() + peer.loaded, static_cast<int>(count), MPI_BYTE, p,
+    check(MPI_Irecv(peer.payload.bytes.get() + peer.loaded, count_for(count), MPI_BYTE, p,
                     payload_tag, processes_, &peer.loading),
           "MPI_Irecv");
     peer.loaded += count;

@@ -18,6 +18,7 @@
 
 #include <stagger/collective/launcher.hpp>
 #include <stagger/core/backoff.hpp>
+#include <stagger/mpi/detail/pieces.hpp>
 #include <stagger/mpi/session.hpp>
 
 namespace stagger::mpi::detail {
@@ -46,8 +47,7 @@ using stagger::detail::Backoff;
                                    std::chrono::microseconds spin) {
   auto const ended = [&] {
     int done = 0;
-    code =
-        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+    code = MPI_Testall(count_for(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
     return code != MPI_SUCCESS || done != 0;
   };
   return stagger::detail::wait_until(ended, seconds, Backoff(spin, std::chrono::milliseconds(20)));
@@ -134,7 +134,7 @@ class Exchange {
   void broadcast(std::span<std::byte> bytes, int root, char const* what, double seconds) {
     in_pieces(bytes, rank_ == root, [&](std::byte* at, std::size_t count) {
       start("MPI_Ibcast", what, [&](MPI_Request* request) {
-        return MPI_Ibcast(at, static_cast<int>(count), MPI_BYTE, root, processes_, request);
+        return MPI_Ibcast(at, count_for(count), MPI_BYTE, root, processes_, request);
       });
       finish("MPI_Ibcast", what, seconds);
     });
@@ -156,7 +156,7 @@ class Exchange {
     for (bool const out : {false, true})
       for (Message const& m : messages) {
         if (m.out != out) continue;
-        auto const count = static_cast<int>(m.bytes);
+        int const count = count_for(m.bytes);
         start(out ? "MPI_Isend" : "MPI_Irecv", what, [&](MPI_Request* request) {
           return out ? MPI_Isend(m.at, count, MPI_BYTE, m.peer, 0, processes_, request)
                      : MPI_Irecv(m.at, count, MPI_BYTE, m.peer, 0, processes_, request);
@@ -167,7 +167,7 @@ class Exchange {
   /// Gathers in every process part p of `all` from process p; there are as many equal parts as
   /// processes.
   void all_gather(std::span<std::byte> all, char const* what, double seconds) {
-    auto const part = static_cast<int>(all.size()) / size_;
+    int const part = count_for(all.size() / static_cast<unsigned>(size_));
     in_place(all, "MPI_Iallgather", what, seconds, [&](std::byte* at, MPI_Request* request) {
       return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, at, part, MPI_BYTE, processes_,
                             request);
@@ -175,7 +175,7 @@ class Exchange {
   }
   /// The maximum of each number over all processes.
   void maximum(std::span<double> numbers, char const* what, double seconds) {
-    auto const count = static_cast<int>(numbers.size());
+    int const count = count_for(numbers.size());
     in_place(std::as_writable_bytes(numbers), "MPI_Iallreduce", what, seconds,
              [&](std::byte* at, MPI_Request* request) {
                return MPI_Iallreduce(MPI_IN_PLACE, at, count, MPI_DOUBLE, MPI_MAX, processes_,
@@ -202,13 +202,12 @@ class Exchange {
 
   /// Calls `move(memory of this object, count)` for each piece of memory that lies elsewhere.
   template <class Move> void in_pieces(std::span<std::byte> bytes, bool out, Move move) {
-    for (std::size_t at = 0; at < bytes.size(); at += piece) {
-      std::size_t const count = std::min(piece, bytes.size() - at);
+    each_piece(bytes.size(), piece, [&](std::size_t at, std::size_t count) {
       std::byte* const here = memory(count);
       if (out) std::memcpy(here, bytes.data() + at, count);
       move(here, count);
       if (!out) std::memcpy(bytes.data() + at, here, count);
-    }
+    });
   }
 
   /// A collective call on a copy of memory that lies elsewhere: `begin(the copy, request)`.

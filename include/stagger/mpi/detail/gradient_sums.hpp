@@ -26,6 +26,7 @@
 #include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
+#include <stagger/mpi/detail/pieces.hpp>
 #include <stagger/mpi/detail/placement.hpp>
 
 namespace stagger::mpi::detail {
@@ -99,7 +100,7 @@ class LibrarySums {
     for (std::size_t i = 0; i < pending_.size();) {
       int ended = 0;
       Sum& sum = pending_[i];
-      check(MPI_Testall(static_cast<int>(sum.requests.size()), sum.requests.data(), &ended,
+      check(MPI_Testall(count_for(sum.requests.size()), sum.requests.data(), &ended,
                         MPI_STATUSES_IGNORE),
             "MPI_Testall", "a sum of gradients");
       if (ended == 0) {
@@ -161,8 +162,6 @@ class LibrarySums {
   }
 
  private:
-  static constexpr std::size_t most = std::size_t{1} << 30U;  // elements of a call, an int
-
   struct Stage {
     List<int> members{};
     MPI_Comm processes = MPI_COMM_NULL;
@@ -186,14 +185,13 @@ class LibrarySums {
   static void start(Sum& sum, std::size_t t, MPI_Comm processes) {
     std::size_t const each = t == 0 ? sizeof(float) : sizeof(double);
     std::size_t const count = sum.numbers[t].size() / each;
-    for (std::size_t at = 0; at < count; at += most) {
+    each_piece(count, most_in_a_call, [&](std::size_t at, std::size_t size) {
       sum.requests.push_back(MPI_REQUEST_NULL);
       check(
-          MPI_Iallreduce(MPI_IN_PLACE, sum.numbers[t].data() + at * each,
-                         static_cast<int>(std::min(most, count - at)),
+          MPI_Iallreduce(MPI_IN_PLACE, sum.numbers[t].data() + at * each, count_for(size),
                          t == 0 ? MPI_FLOAT : MPI_DOUBLE, MPI_SUM, processes, &sum.requests.back()),
           "MPI_Iallreduce", "a sum of gradients");
-    }
+    });
   }
 
   List<Stage> stages_{};
