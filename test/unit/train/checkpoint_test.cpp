@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -129,6 +130,26 @@ TEST_CASE("train/checkpoint: arrays larger than the write buffer come back", "[t
   Model read_back(2, 300001);
   (void)checkpoints.restore("a model", read_back.parameters);
   CHECK(read_back.bytes() == written.bytes());
+}
+
+TEST_CASE("train/checkpoint: the head of a file counts bytes beyond 32 bits", "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  constexpr std::uint64_t large = std::uint64_t{5} << 30U;
+  {
+    stagger::detail::CheckedWriter out(checkpoints.path(1));
+    stagger::detail::write_head(out, {.step = 1, .seed = 0, .model = "m", .settings = ""}, {},
+                                {{"w", stagger::ElementType::f32, large, 2}});
+    out.commit();
+  }
+  auto const bytes = read(checkpoints.path(1));
+  std::uint64_t size = 0;
+  REQUIRE(bytes.size() > 24);
+  std::memcpy(&size, bytes.data() + 16, sizeof size);
+  CHECK(size == 72 + 8 + 32 + 8 + 3 * large + 8);
+  std::vector<ParameterState> none;
+  CHECK_THAT(refusal([&] { return checkpoints.restore("m", none); }),
+             Catch::Contains(" bytes instead of 16106127488; no other checkpoint in "));
 }
 
 TEST_CASE("train/checkpoint: every flipped bit is noticed and changes nothing", "[train]") {
