@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -127,6 +128,7 @@ TEST_CASE("mpi/groups: layers updated in each pass have the bits of threads", "[
       of.members = counts.back();
       of.update = sg::partition::Update::each_pass;
       of.options.recompute = number % 2 == 1;
+      of.options.non_finite = sg::NonFinite::skip;
       if (ranks_of(of) < processes()) continue;
       CAPTURE(number++);
       auto train = pipeline<double>(sg::mpi::Processes{}, of);
@@ -140,6 +142,11 @@ TEST_CASE("mpi/groups: layers updated in each pass have the bits of threads", "[
       auto wrong = batch<double>(2, of.microbatches, 17);  // fails behind updates of earlier passes
       wrong.inputs[2] = numbers<double>(17, inputs - 1, 3);
       CHECK_THROWS_AS(sg::run(train.step(wrong)), std::exception);
+      CHECK(train.steps() == 2);
+      REQUIRE(whole_bits(train) == bits(threads));
+      auto spoilt = batch<double>(2, of.microbatches, 17);  // is skipped behind such updates
+      spoilt.inputs[3][0] = std::numeric_limits<double>::infinity();
+      CHECK(sg::run(train.step(spoilt)).skipped == 1);
       CHECK(train.steps() == 2);
       REQUIRE(whole_bits(train) == bits(threads));
       step(2);

@@ -251,9 +251,10 @@ enum class Verdict : std::uint8_t {
        " has several owners, but each worker makes one push of it; give each position 1 replica "  \
        "by Options::replicas, or use a schedule that runs each stage on one rank",                 \
        "The engine's functions for replicas add up the gradients of owners.")                      \
-  RULE(skipped_each_pass, not_built, skips | each_pass, none, "NonFinite::skip",                   \
-       STAGGER_NO_SKIP("layers that are updated in each pass"),                                    \
-       "What earlier passes have updated would have to be taken back, as for a step that fails.")  \
+  RULE(skipped_each_pass, not_built, skips | each_pass | own_memory, none, "NonFinite::skip",      \
+       STAGGER_NO_SKIP("layers that are updated in each pass on a GPU"),                           \
+       "The device would have to take back what earlier passes have updated, as the host does "    \
+       "for a step that fails.")                                                                   \
   RULE(skipped_push, not_built, skips | server, none, "NonFinite::skip",                           \
        STAGGER_NO_SKIP("a parameter server"),                                                      \
        "The others wait for a push of the worker: it would have to say that it leaves one out, "   \

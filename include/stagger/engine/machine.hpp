@@ -172,8 +172,12 @@ class Machine : public StepStatus {
     traffic.end_step(model.memory != nullptr);
     end_parts(parts_.size(), nullptr);
     if (run.program->training) {
-      if (model.options.non_finite == NonFinite::skip && StepEnd{model, run}.skips())
-        run.skipped = 1;  // a back end with its own memory for parameters says so itself
+      // A back end with its own memory for parameters says so itself.
+      if (model.options.non_finite == NonFinite::skip && StepEnd{model, run}.skips()) {
+        run.skipped = 1;
+        if (restores())  // what layers have updated in each pass
+          run.each_updated_early(model, [](LayerParameters& layer) { layer.restore(); });
+      }
       model.steps += run.program->updates - run.skipped;
     }
     if (model.memory == nullptr) settle_parts();
@@ -183,8 +187,9 @@ class Machine : public StepStatus {
   /// exchange of one stage, or what replicas do.
   [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in,
                                      Clock const& clock = {}) {
+    bool drops = false;
     if (in.op == Op::apply && !in.updates_part()) {
-      StepEnd{model, run}.require_finite(model.layers_of(in.stage), rank.number, &in);
+      drops = !StepEnd{model, run}.finite(model.layers_of(in.stage), rank.number, &in);
       gradients_complete(model.layers_of(in.stage));
     }
     if (in.op == Op::finish) {
@@ -197,7 +202,7 @@ class Machine : public StepStatus {
     } else {
       for (auto const& part : parts_)
         if (part->execute(*this, rank, in, clock)) return;
-      if (in.op == Op::apply) model.apply(in, run.program->flushes ? run.program->microbatches : 1);
+      if (in.op == Op::apply) model.apply(in, run.program->counted_updates(), drops);
     }
   }
 

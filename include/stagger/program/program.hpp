@@ -440,6 +440,8 @@ struct Program {
     for (Cell const& cell : cells) early = early || cell.alone;
     return training && early;
   }
+  /// How many updates a stage that updates alone makes where the optimizer counts one step.
+  [[nodiscard]] int counted_updates() const noexcept { return flushes ? microbatches : 1; }
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
   /// How many pushes it makes to a parameter server. @pre exchanges()
   [[nodiscard]] std::uint32_t pushes() const noexcept {

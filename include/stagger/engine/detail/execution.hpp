@@ -351,16 +351,23 @@ struct StepEnd {
   /// Looks at gradients that are used, or pushed, before all ranks have theirs.
   /// @param apply   the update of one stage that uses them; null: they are pushed
   /// @param copies  [layers] on the host, if a device has the parameters; null: there are none
+  /// @return        false if the update must be left out: NonFinite::skip
   /// @throws Error  not_finite
-  void require_finite(IndexRange layers, int rank, Instruction const* apply = nullptr,
-                      LayerParameters const* copies = nullptr) const {
+  [[nodiscard]] bool finite(IndexRange layers, int rank, Instruction const* apply = nullptr,
+                            LayerParameters const* copies = nullptr) const {
     bool const part = apply != nullptr && apply->updates_part();
     bool const look = copies != nullptr ? model.options.non_finite != NonFinite::ignore : looks();
     for (std::size_t l = layers.last; look && l-- > layers.first;) {
       LayerParameters const& own = copies != nullptr ? copies[l] : model.parameters[l];
       ByteRange const range = part ? own.part(apply->part(), apply->parts()) : ByteRange{};
-      if (!own.all_finite(own.stored().gradients.data(), range)) refuse(l, rank, apply);
+      if (own.all_finite(own.stored().gradients.data(), range)) continue;
+      if (apply == nullptr || model.options.non_finite != NonFinite::skip) refuse(l, rank, apply);
+      auto& found =
+          run.end_of_step[rank].not_finite;  // the step is left out when all have finished
+      found = std::max(found, static_cast<std::uint32_t>(l) + 1);
+      return false;
     }
+    return true;
   }
 
   /// A rank's part of the update.
@@ -392,7 +399,7 @@ struct StepEnd {
   [[nodiscard]] bool looks() const noexcept {
     return model.options.non_finite != NonFinite::ignore && model.memory == nullptr;
   }
-  /// @param apply  as for require_finite
+  /// @param apply  as for finite
   [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer, int rank,
                                          Instruction const* apply) const {
     Program const& program = *run.program;

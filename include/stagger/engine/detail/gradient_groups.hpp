@@ -128,14 +128,13 @@ class GradientGroups final : public GradientGroupPart {
     auto& owners = machine.run.storage[in.stage];
     for (std::size_t l = layers.last; l-- > layers.first;)
       add_up(machine.model.parameters[l], owners, l - layers.first, in);
-    StepEnd{machine.model, machine.run}.require_finite(layers, rank.number, &in);
-    Program const& program = machine.program();
-    UpdateStep step = machine.model.update_step(in, program.flushes ? program.microbatches : 1);
+    bool const drops = !StepEnd{machine.model, machine.run}.finite(layers, rank.number, &in);
+    UpdateStep step = machine.model.update_step(in, machine.program().counted_updates());
     for (std::size_t const l : layers) {
       LayerParameters& layer = machine.model.parameters[l];
       step.range = layer.part(in.part(), in.parts());
       machine.gradients_complete({l, l + 1}, step.range);
-      machine.model.optimizer.update(machine.model.optimizer.optimizer, layer, step);
+      machine.model.apply(layer, step, drops);
       for (std::size_t o = 1; o < in.parts(); ++o)
         owners[o].copies[l - layers.first].zero(step.range);
     }

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -123,11 +124,22 @@ struct ModelState {
     step.only_added = memory == nullptr;
     return step;
   }
-  /// The optimizer step of one stage alone. If the run fails later, the values from before it are
-  /// restored.
-  void apply(Instruction const& in, int updates) {
+  /// The optimizer step of one layer alone, or of a part of it. If the run fails later, or leaves out
+  /// all updates, the values from before it are restored.
+  /// @param drops  the gradients are not used
+  void apply(LayerParameters& layer, UpdateStep const& step, bool drops) const {
+    if (!drops) return optimizer.update(optimizer.optimizer, layer, step);
+    auto const& values = layer.stored().values;
+    std::size_t const bytes = step.range.size_before(values[step.from].size());
+    if (step.from != step.to && bytes != 0)
+      std::memcpy(values[step.to].at(step.range.first), values[step.from].at(step.range.first),
+                  bytes);
+    layer.zero_gradients(step.range);
+  }
+  /// Likewise of all layers of a stage.
+  void apply(Instruction const& in, int updates, bool drops) {
     for (std::size_t const l : layers_of(in.stage)) {
-      optimizer.update(optimizer.optimizer, parameters[l], update_step(in, updates));
+      apply(parameters[l], update_step(in, updates), drops);
       parameters[l].clear_added();
     }
   }

@@ -62,8 +62,8 @@ class StepExchange : public ServerExchange {
     }
     IndexRange const layers = pushed_by(in);
     if (program_->pushes_groups)  // some are pushed before all gradients of the step are there
-      StepEnd{machine_.model, machine_.run}.require_finite(
-          layers, program_->cells[in.cell].rank, nullptr, on_device() ? packed_.data() : nullptr);
+      static_cast<void>(StepEnd{machine_.model, machine_.run}.finite(
+          layers, program_->cells[in.cell].rank, nullptr, on_device() ? packed_.data() : nullptr));
     double const scale = gradient_scale(machine_, in);
     bool const changes = kept_ != 0;
     auto& on_host = on_device() ? packed_ : machine_.parameters();
