@@ -55,9 +55,9 @@ void Settings::check() const {
     cli::refuse("--update knows no '" + update + "'; there are: accumulate, each-pass");
   if (each_pass() && linear)
     cli::refuse("--update each-pass has no dense layers to update with --linear; leave one out");
-  if (each_pass() && workers / pipelines() != mp)
-    cli::refuse("--update each-pass is for one group alone, and --mp " + std::to_string(mp) +
-                " makes several of --workers " + std::to_string(workers) +
+  if (each_pass() && device == "mpi" && workers / pipelines() != mp)
+    cli::refuse("--update each-pass over MPI is for one group alone, and --mp " +
+                std::to_string(mp) + " makes several of --workers " + std::to_string(workers) +
                 "; give both the same number, let --period average groups, or use --update "
                 "accumulate");
   require("--threads", threads, 1, 1024);
@@ -205,10 +205,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     cli::refuse("--threshold decides which layers groups share; add --mp with 2 or more members");
   if (compare->count() != 0 && s.mp == 1)
     cli::refuse("--compare needs groups to compare; add --mp with 2 or more members");
-  if (compare->count() != 0 && s.each_pass())
+  if (compare->count() != 0 && s.each_pass() && s.device == "mpi")
     cli::refuse(
-        "--compare has groups of several sizes, and --update each-pass is for one group alone; "
-        "leave one out");
+        "--compare has groups of several sizes, and --update each-pass over MPI is for one group "
+        "alone; leave one out");
   if (compare->count() != 0 && s.period > 0)
     cli::refuse(
         "--compare has groups of several sizes, and --period makes other batches for each; leave "

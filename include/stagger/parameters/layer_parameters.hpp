@@ -107,7 +107,7 @@ class GradientCopy {
 
  private:
   KeptGradients kept_;
-  List<ParameterView> views_;  // [parameters]
+  List<ParameterView> views_;  // [versions][parameters]
   ParameterBlock gradients_;
   ParameterBlock values_, received_;      // of an owner with a memory of its own
   std::array<ParameterBlock, 2> states_;  // of an owner that also updates

@@ -18,8 +18,8 @@ namespace stagger::partition {
 /// ranks. With a group of 1 nothing changes, except that with Update::each_pass the layers from the
 /// first one on for which splitting pays are updated after each microbatch, too.
 ///
-/// Update::each_pass needs one group in the pipeline, and neither Options::clip_norm nor sharded
-/// optimizer state. A microbatch sees the updates made before its forward; its backward sees the
+/// Update::each_pass goes with neither Options::clip_norm nor sharded optimizer state, and on GPUs
+/// and over processes with one group alone; several add up their gradients in each pass. A microbatch sees the updates made before its forward; its backward sees the
 /// same weights. The optimizer's step number of these layers counts microbatches, as if all steps
 /// had as many.
 ///

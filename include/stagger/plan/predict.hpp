@@ -220,8 +220,9 @@ class SharedStage {
 /// into memory or not.
 /// @param w       its request has the batch; microbatches are the plan's
 /// @param split   which layers groups of each stage's devices share; empty: none
-/// @param update  when layers are updated from the first split one on, which memory depends on; the
-///                time does not: as under sim::VirtualClock, updates of parameters take none
+/// @param update  when layers are updated from the first split one on, which memory depends on. The
+///                time does not with one group: as under sim::VirtualClock, updates of parameters
+///                take none. Of several groups, what they add up in each pass is not counted
 /// @throws Error  bad_configuration for stages or devices that the workload does not have, more
 ///                microbatches than samples, devices that cannot form groups, or gradients of
 ///                shared layers that overlap; mismatch for a split of another model

@@ -19,7 +19,8 @@ namespace stagger::detail {
 /// step.
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
   std::string described;
-  for (char const* at = wording(in.op); *at != '\0'; ++at)
+  bool const awaits_others = in.op == Op::pass && in.waits != 0;  // behind a part of an update
+  for (char const* at = wording(awaits_others ? Op::apply : in.op); *at != '\0'; ++at)
     described += *at == '%'   ? text(in.stage)
                  : *at == '$' ? text(schedule::name(kind_of(in.op)))
                  : *at == '#' ? text(in.microbatch)

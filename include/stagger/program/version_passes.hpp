@@ -30,7 +30,6 @@ namespace stagger::detail {
   for (std::size_t c = 1; c < flow.cells.size(); ++c) {
     bool const alone = staleness && staleness.alone(flow.cells[c].depth);
     if (is_first_holder(flow.cells, c)) continue;
-    // Replicas have the same actions, and so the same versions.
     if (flow.cells[c].position == flow.cells[c - 1].position) continue;
     Features const owners = feature::two_owners.with(feature::asynchronous, alone)
                                 .with(feature::server, exchanges)
@@ -45,7 +44,9 @@ namespace stagger::detail {
           staleness.microbatches, "; give a multiple of it");
   FixedArray<Versions> versions(flow.cells.size());
   for (std::size_t c = 0; c < flow.cells.size(); ++c)
-    if (staleness.alone(flow.cells[c].depth))
+    if (staleness.alone(flow.cells[c].depth) && !is_first_holder(flow.cells, c))
+      versions[c] = versions[c - 1];  // replicas, whose rows of the table are the same
+    else if (staleness.alone(flow.cells[c].depth))
       versions[c] = staleness.fix(staleness, {flow.cells[c].stage, flow.uses[c].forward,
                                               flow.uses[c].end, flow.length_at(c)});
   return versions;
@@ -142,9 +143,9 @@ template <class Model> class LoneUpdateWriter final : public UpdateWriter {
       for (std::size_t const d : holders)
         if (d != c) rank.add_wait(in, shared_signal(d, kind), count);
     };
-    Instruction ready = instruction_on(flow_.cells, c, Op::pass);
-    ready.add_signal(shared_signal(c, has_gradients));
-    rank.code.push_back(ready);
+    if (rank.code.back().signal_count == rank.code.back().signal.size())
+      rank.code.push_back(instruction_on(flow_.cells, c, Op::pass));
+    rank.code.back().add_signal(shared_signal(c, has_gradients));
     apply.set_part(static_cast<std::uint16_t>(c - holders.first),
                    static_cast<std::uint16_t>(holders.size()));
     await_others(apply, has_gradients);

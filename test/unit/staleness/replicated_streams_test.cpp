@@ -19,11 +19,14 @@
 #include <stagger/program/shared_checks.hpp>
 #include <stagger/program/version_passes.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/pipe_dream.hpp>
 #include <stagger/schedule/pipe_dream_2bw.hpp>
+#include <stagger/sim/clock.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/staleness/delayed.hpp>
 #include <stagger/staleness/double_buffered.hpp>
+#include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/weight_stashing.hpp>
 #include <stagger/train/pipeline.hpp>
 
@@ -322,19 +325,45 @@ TEST_CASE("staleness/Replicas: traffic has each replica's parts of every update"
                     sg::host::Threads{2});
   auto const batch = data(4, 6);
   sg::run(train.stream(batch));
-  std::uint64_t bytes = 0;
-  for (int r = 0; r < 3; ++r) {
-    auto const sums = train.traffic().of(r, sg::TrafficKind::gradient_sums);
-    CHECK(sums.messages == 4 * 2);  // to both others, in each update
-    bytes += sums.bytes;
-  }
-  // Each part goes once from each of the two that do not add it up.
-  std::uint64_t layer = 0;
-  for (auto const& shape : train.parameter_shapes())
-    if (layer == 0) layer = shape.bytes;
-  CHECK(bytes >= 4 * 2 * layer);
-  CHECK(bytes < 4 * 2 * (layer + 3 * 64));  // parts end where a cache line does
+  // A layer of 48 bytes is one cache line, which one replica adds up: the other two send theirs.
+  sg::TrafficCount sums;
+  for (int r = 0; r < 3; ++r) sums += train.traffic().of(r, sg::TrafficKind::gradient_sums);
+  CHECK(sums.messages == 4 * 2);
+  CHECK(sums.bytes == 4 * 2 * 64);
   CHECK(train.traffic().of(3, sg::TrafficKind::gradient_sums).messages == 0);
+}
+
+TEST_CASE("staleness/Replicas: in virtual time each update takes one sum, and no other step does",
+          "[staleness]") {
+  for (bool const line : {false, true}) {
+    auto const ended_at = [&](Shares const& shares, auto schedule, auto staleness, double sum_s) {
+      sg::sim::Clock const time;
+      sg::sim::VirtualClock device{.costs = sg::schedule::Costs::uniform(1, 1, 1), .clock = time};
+      if (line)
+        device.sum.startup_s = sum_s;
+      else
+        device.costs.each.reduce_s = sum_s;
+      auto train = make(shares, schedule, staleness, device);
+      auto const batch = data(6, 4);
+      if constexpr (decltype(staleness)::synchronous)
+        sg::run(train.step(batch));
+      else
+        sg::run(train.stream(batch));
+      return time.now_s();
+    };
+    using sg::staleness::Synchronous;
+    using sg::staleness::WeightStashing;
+    sg::schedule::PipeDream const stream;
+    sg::schedule::OneFOneB const step;
+    // Of a microbatch each of two replicas takes half the time.
+    CHECK(ended_at({{1, 1}}, stream, WeightStashing{}, 0) == Approx(6 * 1.5));
+    CHECK(ended_at({{1, 1}}, stream, WeightStashing{}, 5) == Approx(6 * 6.5));
+    CHECK(ended_at({{1}, {1}}, stream, WeightStashing{}, 5) ==
+          ended_at({{1}, {1}}, stream, WeightStashing{}, 0));
+    CHECK(ended_at({{1}, {1}}, step, Synchronous{}, 5) ==
+          ended_at({{1}, {1}}, step, Synchronous{}, 0));
+    CHECK(ended_at({{1, 1}}, step, Synchronous{}, 5) == Approx(6 * 1.5 + 5));
+  }
 }
 
 TEST_CASE(
@@ -381,6 +410,16 @@ TEST_CASE(
       }
       wait += in.waits;
     }
+  }
+  for (bool const slots : {true, false}) {  // all replicas share the memory of versions
+    sg::Program broken = sound;
+    if (!slots) ++broken.cells[1].versions;
+    auto const other = [](std::uint16_t slot) { return static_cast<std::uint16_t>(1 - slot); };
+    for (auto& in : broken.ranks[1].code)
+      if (slots && in.op == sg::Op::apply && in.update() == 1)
+        in.next_version = other(in.next_version);
+    CHECK_THROWS_WITH(sg::require_sound(broken, table, options),
+                      Catch::Contains("than the others that hold its stage"));
   }
   CHECK(refused == 2 * 3 * 4);
 }

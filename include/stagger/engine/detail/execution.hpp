@@ -139,9 +139,10 @@ struct Execution {
   /// Calls `visit(parameters)` for each layer that the program updates before all ranks have
   /// finished.
   template <class Visit> void each_updated_early(ModelState& model, Visit visit) const {
-    for (Cell const& cell : program->cells)
-      for (std::size_t const l : model.layers_of(cell.stage))
-        if (program->training && (cell.alone || !program->flushes)) visit(model.parameters[l]);
+    for (std::size_t c = 0; program->training && c < program->cells.size(); ++c)
+      if (is_first_holder(program->cells, c) && (program->cells[c].alone || !program->flushes))
+        for (std::size_t const l : model.layers_of(program->cells[c].stage))
+          visit(model.parameters[l]);
   }
 
   [[gnu::cold]] void zero_gradients(ModelState& model) noexcept {

@@ -221,7 +221,7 @@ class TrafficCounts {
   /// Finds the messages with gradients of parameters, to the rank that adds them up.
   [[gnu::cold]] void find_sums(Program const& program, ModelState const& model) {
     each_stage(program, [&](int stage, IndexRange cells) {
-      if (!program.groups.empty() || !program.flushes) return;
+      if (!program.groups.empty() || !program.flushes || program.cells[cells.first].alone) return;
       std::uint64_t const sum = model.bytes_of(model.layers_of(stage));
       int const to = program.cells[cells.first].rank;
       for (std::size_t const c : cells)
@@ -237,7 +237,7 @@ class TrafficCounts {
           part += model.parameters[l].part(in.part(), in.parts()).size();
         IndexRange const cells = cells_of(program, in.stage);
         for (std::size_t const c : cells)
-          if (c - cells.first != in.part())
+          if (c - cells.first != in.part() && (part != 0 || reduces(in.op)))
             step_.add(program.cells[c].rank, TrafficKind::gradient_sums, {1, part});
       }
   }

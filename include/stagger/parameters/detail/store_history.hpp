@@ -21,8 +21,8 @@ struct StoreEvent {
   };
   Kind kind = Kind::added;
   int worker = 0;
-  /// Pushes of all workers since the server began that were added before, or that the weights
-  /// contain.
+  /// Pushes of all workers since the layer was new, also to earlier servers with its folder, that were
+  /// added before, or that the weights contain.
   std::uint32_t pushes = 0;
   friend bool operator==(StoreEvent const&, StoreEvent const&) = default;
 };

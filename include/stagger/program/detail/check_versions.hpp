@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/basic_algorithm.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -91,6 +92,10 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
       return other.ended == own.ended ? other.used_at : Weights::not_yet;
     });
     own.made_at = state_.now();
+    auto& slots = cells_[holders.first].made_in;  // which all who hold the stage share
+    if (std::cmp_equal(slots.size(), own.made)) slots.push_back({in.version, in.next_version});
+    if (slots[own.made].from != in.version || slots[own.made].to != in.next_version)
+      state_.refuse("makes a version in another slot than the others that hold its stage");
     Held const from = slot_of(in, in.version);
     Held const seen = per_push_ != 0 ? own.wanted[made] : Held{.updates = own.made};
     if (from.updates != seen.updates || from.rounds != seen.rounds)
@@ -146,6 +151,8 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
       state_.refuse("does not end with one push and one pull of each stage");
     if (!alone(c)) return;
     Weights const& own = cells_[c];
+    if (own.slots.size() != cells_[own.holders.first].slots.size())
+      state_.refuse("has another number of versions than the others that hold its stage");
     int const updates =
         state_.program.flushes ? state_.program.microbatches : state_.program.updates;
     if (own.made != updates) state_.refuse("makes ", own.made, " updates of ", updates);
@@ -163,6 +170,10 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     int rounds = 0;      // pushes of every worker that it contains
     int change = none;
   };
+  struct Made {
+    std::uint16_t from = 0;  // slots
+    std::uint16_t to = 0;
+  };
   struct Weights {
     List<Held> slots;
     List<Held> wanted;  // [microbatches] version that each is to see
@@ -173,6 +184,7 @@ template <class Model> class HeldVersionCheck final : public VersionCheck {
     // Where several ranks hold the stage, each of which updates a part:
     static constexpr std::uint32_t not_yet = 0xffffffff;
     IndexRange holders{};       // cells
+    List<Made> made_in;         // [updates] if it is the first of them
     std::uint32_t ended = 0;    // microbatches
     std::uint32_t used_at = 0;  // instructions ended with the last use of weights or gradients
     std::uint32_t made_at = 0;  // likewise with the last update

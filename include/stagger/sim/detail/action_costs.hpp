@@ -52,7 +52,7 @@ template <class Device> class ActionCosts {
   [[nodiscard]] double seconds(stagger::detail::RankState const& rank,
                                Instruction const& in) const {
     if (gathers_values(in.op)) return exchange_s(in);
-    bool const sums = adds_up(in.op) || in.updates_part();
+    bool const sums = reduces(in.op) || in.updates_part();
     if (!computes(in.op) && !has_group(in.op) && !sums) return 0;
     double cost_s = has_group(in.op) || sums ? group_cost(in) : action_s(costs_of(in), in.op);
     RowShare const& rows = machine_.program().cells[in.cell].rows;
@@ -130,8 +130,9 @@ template <class Device> class ActionCosts {
     IndexRange const stage = model.layers_of(in.stage);
     IndexRange const group =
         has_group(in.op) ? model.layers_of(machine_.program().groups[in.group]) : stage;
-    if (adds_up(in.op) || in.updates_part()) {
+    if (reduces(in.op) || in.updates_part()) {
       std::uint64_t const bytes = model.bytes_of(group);
+      if (bytes == 0 && in.updates_part()) return 0;
       if (device_.sum != collective::CostLine{}) return device_.sum.seconds(bytes);
       return bytes == 0 ? 0
                         : costs.reduce_s * static_cast<double>(bytes) /
