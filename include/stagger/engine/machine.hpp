@@ -126,14 +126,8 @@ class Machine : public StepStatus {
 
   /// Sets every rank to the start of the loaded program.
   [[gnu::cold]] void begin_step(StepArguments const& arguments) {
-    run.arguments = arguments;
+    run.begin_step(arguments);
     begin_status();
-    run.gradient_norm = 0;
-    run.skipped = 0;
-    for (auto& end_of_step : run.end_of_step) {
-      end_of_step.updated = false;
-      end_of_step.not_finite = 0;
-    }
     for (auto& layer : model.parameters) layer.clear_added();
     model.put_back_wholes();
     // Before the first training step it may not be known which rank has which state.

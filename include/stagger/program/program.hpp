@@ -225,8 +225,7 @@ struct Instruction {
   [[nodiscard]] constexpr bool reaches_server() const noexcept { return pushes(op) || snapshot(); }
   /// Of `pull`: whether it makes the version that lasts, with all pushes of every worker.
   [[nodiscard]] constexpr bool last_pull() const noexcept { return y == 2; }
-  /// Of `reduce`: which part of each layer it adds up, and of how many. Likewise of an `apply` of a
-  /// stage that several ranks hold, which then updates it; of others, parts() is 0.
+  /// Of `reduce`, and of an `apply` that updates_part(): which part of each layer, of how many.
   [[nodiscard]] constexpr std::uint16_t part() const noexcept { return x; }
   [[nodiscard]] constexpr std::uint16_t parts() const noexcept { return y; }
   /// Whether it adds up gradients of several ranks and updates by them, each rank a part.
@@ -440,7 +439,7 @@ struct Program {
     for (Cell const& cell : cells) early = early || cell.alone;
     return training && early;
   }
-  /// How many updates a stage that updates alone makes where the optimizer counts one step.
+  /// Updates of a stage that updates alone for which the optimizer counts one step.
   [[nodiscard]] int counted_updates() const noexcept { return flushes ? microbatches : 1; }
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
   /// How many pushes it makes to a parameter server. @pre exchanges()

@@ -115,6 +115,17 @@ struct Execution {
     }
   }
 
+  /// Forgets what the step before has found.
+  void begin_step(StepArguments const& asked) noexcept {
+    arguments = asked;
+    gradient_norm = 0;
+    skipped = 0;
+    for (EndOfStep& end : end_of_step) {
+      end.updated = false;
+      end.not_finite = 0;
+    }
+  }
+
   /// The copy that has an owner's gradients of layer `i` of a stage; null: they are in the memory
   /// of the sums.
   template <std::integral I>
