@@ -296,6 +296,14 @@ cudaError_t enqueue(cudaStream_t stream, Kind kind, Work work) {
   return cudaSuccess;
 }
 
+std::uint64_t bytes_on(int device) {
+  std::lock_guard const lock(memory().mutex);
+  std::uint64_t sum = 0;
+  for (auto const& [block, of] : memory().devices)
+    if (of == device) sum += memory().sizes.at(block);
+  return sum;
+}
+
 int device_of(void const* address) {
   std::lock_guard const lock(memory().mutex);
   auto const& all = memory().devices;

@@ -61,6 +61,9 @@ enum class Call : int {
 /// The device whose memory an address is of, inside a block as well; -1: of none.
 [[nodiscard]] int device_of(void const* address);
 
+/// The bytes of a device's memory that are handed out.
+[[nodiscard]] std::uint64_t bytes_on(int device);
+
 /// The `nth` call from now on (counted from 1) answers `code`: a cudaError_t, or for the last two
 /// an ncclResult_t. Once.
 void fail(Call call, int nth, int code);

@@ -4,12 +4,15 @@
 #include "catch.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/engine/groups.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/nccl/gpus.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/placement/explicit_map.hpp>
@@ -122,6 +125,50 @@ TEST_CASE("gpu/Gpus: groups of ranks share layers, as a loop adds up their numbe
       REQUIRE(std::equal(values.begin(), values.end(), bias[l].begin(), bias[l].end()));
     }
   }
+}
+
+TEST_CASE("gpu/Gpus: replicas that share the optimizer's state out have the bits of others",
+          "[gpu]") {
+  if (no_gpu()) return;
+  constexpr int replicas = 2;
+  int const most = GENERATE(1, 2);  // GPUs
+  if (most > 1 && one_gpu()) return;
+  bool const capture = GENERATE(false, true);
+  constexpr std::size_t width = 70;
+  constexpr std::size_t rows = 6;
+  std::vector<int> place;
+  for (int r = 0; r < replicas; ++r) place.push_back(r % most);
+  std::vector<std::vector<float>> found[2];
+  std::uint64_t states[2];
+  for (bool const shards : {false, true}) {
+    sg::Options options{.replicas = {replicas}};
+    options.clip_norm = 0.5;
+    auto train = sg::Pipeline{sg::Sequential{AddBias{width, false}, AddBias{width}}}.with(
+        HalfSquare{},
+        sg::cuda::Gpus{
+            .devices = gpus(most), .kernels = &sg::cuda::parameter_kernels, .capture = capture},
+        sg::cuda::Enqueued<sg::optimizer::AdamW>{{.rate = 0.01}},
+        sg::collective::AllReduce<>{.shard_optimizer = shards, .measured_steps = 0},
+        sg::placement::ExplicitMap{place}, options);
+    sg::cuda::select_device(0);
+    sg::Batch<sg::cuda::Tensor<>, sg::cuda::Tensor<>> batch;
+    for (std::size_t m = 0; m < 2; ++m) {
+      std::vector<float> x(rows * width);
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((i + m) % 7) / 3;
+      batch.inputs.emplace_back(std::initializer_list<std::size_t>{rows, width});
+      batch.inputs.back().upload(x);
+      batch.targets.emplace_back(std::initializer_list<std::size_t>{rows, width});
+      sg::cuda::check(cudaStreamSynchronize(nullptr), "upload");
+    }
+    for (int step = 0; step < 4; ++step) sg::run(train.step(batch));
+    for (auto const& state : train.parameters()) {
+      auto const values = state.values<float>();
+      found[shards].emplace_back(values.begin(), values.end());
+    }
+    states[shards] = train.memory().optimizer_state;
+  }
+  CHECK((found[true] == found[false]));
+  CHECK(states[false] == static_cast<std::uint64_t>(most) * states[true]);
 }
 
 TEST_CASE("gpu/Gpus: a process that never comes is an error in time", "[gpu]") {

@@ -27,11 +27,11 @@ template <GroupingPolicy G = grouping::Optimal> struct AllReduce {
 
   G grouping{};
   By by = By::slices;
-  /// Over processes, each replica keeps the optimizer's state of the part of every layer that it
-  /// adds up: it updates that part and hands it to the others. The bits are the same, and each has
-  /// 1 / replicas of the state. A step needs room for another 1 / replicas of the values and the
-  /// state, so memory is saved from three replicas on with AdamW, and from four on with Sgd.
-  /// Replicas of one process share one state in any case.
+  /// Over processes or GPUs, each replica keeps the optimizer's state of the part of every layer that
+  /// it adds up: it updates that part and hands it to the others. The bits are the same, and each has
+  /// 1 / replicas of the state. Over mpi::Processes, a step needs room for another 1 / replicas of the
+  /// values and the state, so memory is saved from three replicas on with AdamW, and from four on
+  /// with Sgd. Replicas on threads of one process, or on one GPU, share one state in any case.
   bool shard_optimizer = false;
   int measured_steps =
       detail::uses_times<G>() ? 5 : 0;  ///< >= 0; with 0 the grouping sees bytes, no times

@@ -19,7 +19,7 @@
 /// | `AllReduce{.grouping = grouping::Greedy{}}` | MG-WFBP's published rule is to be tried |
 /// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
 /// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
-/// | `AllReduce{.shard_optimizer = true}` | over `mpi::Processes`, the optimizer's state does not fit beside the parameters |
+/// | `AllReduce{.shard_optimizer = true}` | over processes or GPUs, the optimizer's state does not fit beside the parameters |
 /// | `ParameterServer::worker(n)`, also mpi's and host's | several pipelines, each with data of its own, train one model |
 /// | `GroupedPushes{server.worker(n)}` | likewise, and pushes take long beside a backward |
 ///

@@ -84,4 +84,11 @@ void add_terms(T* sum, T const* const* terms, std::size_t count, std::size_t siz
   }
 }
 
+/// Adds the squares of elements to a sum, one after the other.
+template <class T> double add_squares(double sum, T const* elements, std::size_t size) noexcept {
+  for (std::size_t i = 0; i < size; ++i)
+    sum += static_cast<double>(elements[i]) * static_cast<double>(elements[i]);
+  return sum;
+}
+
 }  // namespace stagger::detail

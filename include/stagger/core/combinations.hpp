@@ -142,10 +142,6 @@ enum class Verdict : std::uint8_t {
        "staleness model does not have; leave it out, or let the staleness model be synchronous",   \
        "All sections of a stage would have to see the same versions; where they update in each "   \
        "pass, both would say which weights a microbatch sees.")                                    \
-  RULE(shards_on_device, not_built, shards, may_shard, "this device",                              \
-       " does not share the optimizer's state out to replicas; leave "                             \
-       "AllReduce::shard_optimizer out, or use mpi::Processes",                                    \
-       "GPUs keep the whole state with every copy of a stage (ZeRO, stage 1, shares it out).")     \
   RULE(shards_without_replicas, need, shards | shards_states, replicas,                            \
        "AllReduce::shard_optimizer",                                                               \
        " shares the optimizer's state out to the replicas of a stage, and there are none; set "    \
@@ -365,8 +361,8 @@ enum class Verdict : std::uint8_t {
        "The host does not read gradients.")                                                        \
   /* not refused */                                                                                \
   RULE(shards_of_one_copy, no_effect, shards, shards_states, "AllReduce::shard_optimizer",         \
-       " changes nothing in one process",                                                          \
-       "Ranks of one process have one copy of the optimizer's state, of which each updates a "     \
+       " changes nothing on threads",                                                              \
+       "Ranks with one memory have one copy of the optimizer's state, of which each updates a "    \
        "part.")                                                                                    \
   RULE(nothing_repeated, no_effect, checks_recompute, recomputes, "Options::check_recompute",      \
        " changes nothing without Options::recompute",                                              \

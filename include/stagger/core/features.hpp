@@ -46,7 +46,6 @@ namespace stagger::detail {
   FEATURE(obeys_placement, "a device that obeys placements")                               \
   FEATURE(enqueues, "a device that runs kernels")                                          \
   FEATURE(own_memory, "a device with memory of its own")                                   \
-  FEATURE(may_shard, "a device that may share the optimizer's state out")                  \
   FEATURE(shards_states, "a device whose replicas have a copy of the state each")          \
   FEATURE(library_sums, "a device with sums by MPI or NCCL")                               \
   FEATURE(signalled, "a device that can be signalled from outside")                        \
@@ -112,14 +111,14 @@ STAGGER_FEATURES(STAGGER_FEATURE)
 #undef STAGGER_FEATURE
 
 /// What the library's devices can do: what `device_features` makes of their traits.
-inline constexpr Features of_threads = obeys_placement | may_shard | signalled | shares_layers;
-inline constexpr Features of_virtual_clock = may_shard | signalled | shares_layers | virtual_time;
-inline constexpr Features of_gpus =
-    obeys_placement | enqueues | own_memory | captures | runs_ahead | signalled | shares_layers;
+inline constexpr Features of_threads = obeys_placement | signalled | shares_layers;
+inline constexpr Features of_virtual_clock = signalled | shares_layers | virtual_time;
+inline constexpr Features of_gpus = obeys_placement | enqueues | own_memory | captures |
+                                    runs_ahead | shards_states | signalled | shares_layers;
 inline constexpr Features of_gpus_apart =
-    obeys_placement | enqueues | own_memory | captures | runs_ahead | library_sums;
-inline constexpr Features of_processes = obeys_placement | may_shard | shards_states |
-                                         library_sums | signalled | shares_layers | own_stages;
+    obeys_placement | enqueues | own_memory | captures | runs_ahead | shards_states | library_sums;
+inline constexpr Features of_processes =
+    obeys_placement | shards_states | library_sums | signalled | shares_layers | own_stages;
 }  // namespace feature
 
 }  // namespace stagger::detail

@@ -32,7 +32,7 @@ struct Gpus {
                                        .takes_layer_types = true,
                                        .enqueues_updates = true,
                                        .sums_while_running = true,
-                                       .keeps_whole_states = true,
+                                       .shards_states = true,
                                        .gathers_parameters = true,
                                        .runs_ahead = true,
                                        .captures = true,

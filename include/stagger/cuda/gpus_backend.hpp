@@ -219,6 +219,7 @@ class Enqueuer {
       }
       messages_.send_values(r);
     }
+    group_sums_.take_values();
   }
 
   void join() {
@@ -410,8 +411,7 @@ class GpusBackend : detail::Enqueuer {
   /// The step ends as soon as it can. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { machine_.fail(std::move(failure)); }
 
-  /// Sends the values and the optimizer state of every layer from the process that updates it. All
-  /// processes call it.
+  /// Brings all parameters to all processes, which all call it.
   [[gnu::cold]] void gather_parameters(int) {
     if (gpus_->processes() == nullptr || place_.empty()) return;
     if (in_flight_.lost()) detail::refuse_lost();

@@ -83,10 +83,9 @@ struct DeviceTraits {
   bool sums_while_running = false;
   /// Has collective::By::library: sums by a call of MPI or NCCL.
   bool sums_by_library = false;
-  /// Each rank keeps the optimizer's state of what it updates alone.
+  /// AllReduce::shard_optimizer: replicas with a memory each keep the optimizer's state of the part
+  /// that they update.
   bool shards_states = false;
-  /// Cannot share the optimizer's state out.
-  bool keeps_whole_states = false;
   /// VisitsParameters: a process holds the parameters of its own ranks alone.
   bool holds_own_stages = false;
   /// GathersParameters: parameters can be fetched to the host.
@@ -112,7 +111,6 @@ namespace detail {
       .with(feature::obeys_placement, traits.obeys_placement)
       .with(feature::enqueues, traits.enqueues_updates)
       .with(feature::own_memory, traits.parameter_memory)
-      .with(feature::may_shard, traits.sums_while_running && !traits.keeps_whole_states)
       .with(feature::shards_states, traits.shards_states)
       .with(feature::library_sums, traits.sums_by_library)
       .with(feature::signalled, traits.outside_signals)

@@ -131,7 +131,7 @@ class Machine : public StepStatus {
     for (auto& layer : model.parameters) layer.clear_added();
     model.put_back_wholes();
     // Before the first training step it may not be known which rank has which state.
-    if (!model.shards || run.program->training) take_back_shown();
+    if (!model.shards_on_host() || run.program->training) take_back_shown();
     if (restores()) run.each_updated_early(model, [](LayerParameters& layer) { layer.save(); });
     traffic.begin_step(arguments, model, model.memory != nullptr);
     for (std::size_t r = 0; r < run.ranks.size(); ++r) {
@@ -281,7 +281,7 @@ class Machine : public StepStatus {
     StepEnd const end{model, run};
     bool const skips = end.skips();  // throws before anything is updated or pushed
     if (exchange_ == nullptr) {      // otherwise the first holders of stages push the sums
-      if (model.shards ? failed() : !commit()) return;  // a sharded update can still be undone
+      if (model.shards_on_host() ? failed() : !commit()) return;  // there it can still be undone
       end.update(rank.number, skips);
     }
     for (auto* const copy : run.end_of_step[rank.number].clear) copy->zero();

@@ -32,7 +32,7 @@ struct Gpus {
                                        .enqueues_updates = true,
                                        .sums_while_running = true,
                                        .sums_by_library = true,
-                                       .keeps_whole_states = true,
+                                       .shards_states = true,
                                        .gathers_parameters = true,
                                        .runs_ahead = true,
                                        .captures = true};

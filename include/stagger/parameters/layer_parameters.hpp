@@ -49,27 +49,29 @@ class GradientCopy {
     }
   }
   [[nodiscard]] KeptGradients const& kept() const noexcept { return kept_; }
+  [[nodiscard]] ParameterMemory const* memory() const noexcept { return gradients_.memory(); }
   /// Byte `offset` of the layer's gradients that are kept here.
   [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
     return gradients_.at(offset - kept_.part.first);
   }
   [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept {
-    return gradients_.size() + values_.size() + received_.size() + states_[0].size() +
-           states_[1].size();
+    return gradients_.size() + values_.size() + received_.size() + own_.state_bytes();
   }
   void zero(ByteRange part = {}) noexcept { gradients_.zero(part.first, part.last); }
   void release() noexcept { gradients_ = {}; }
 
   /// Moves the copy to another memory, between steps. In another memory than the first owner's it
-  /// gets values of its own, and the first owner a buffer in which its gradients arrive.
+  /// gets values of its own.
+  /// @param arrive  whether the first owner gets a buffer in which the gradients arrive
   [[gnu::cold]] void move_to(LayerShape const& shape, ParameterBlocks const& blocks,
-                             ParameterMemory const* memory) {
+                             ParameterMemory const* memory, bool arrive) {
     bool const apart = memory != blocks.memory;
     gradients_.move_to(memory);
     values_.make(memory, apart ? gradients_.size() : 0);
-    received_.make(blocks.memory, apart ? gradients_.size() : 0);
-    for (ParameterBlock& state : states_) state.make(nullptr, 0);
+    received_.make(blocks.memory, apart && arrive ? gradients_.size() : 0);
+    for (ParameterBlock& state : own_.states)
+      has_part() ? state.move_to(memory) : state.make(nullptr, 0);
     for (std::size_t i = 0; i < views_.size(); ++i) {
       std::size_t const offset = shape.range(i).first;
       views_[i].value = (apart ? values_ : blocks.values[0]).data() + offset;
@@ -77,22 +79,26 @@ class GradientCopy {
     }
     take_values(blocks);
   }
-  /// Copies the first owner's values and states into its own, if it has any.
+  /// Copies the first owner's values and states into its own, if it has any. A part's states stay.
   [[gnu::cold]] void take_values(ParameterBlocks const& blocks) {
     values_.take_from(blocks.values[0]);
-    for (std::size_t s = 0; s < states_.size(); ++s) states_[s].take_from(blocks.states[s]);
+    for (std::size_t s = 0; s < own_.states.size() && !has_part(); ++s)
+      own_.states[s].take_from(blocks.states[s]);
   }
   /// From now on this owner updates its own values, if it has any, as the first owner does.
   [[gnu::cold]] void hold_states(ParameterBlocks const& blocks) {
-    for (std::size_t s = 0; s < states_.size() && values_.size() != 0; ++s) {
-      states_[s].make(values_.memory(), blocks.states[s].size());
-      states_[s].take_from(blocks.states[s]);
+    for (std::size_t s = 0; s < own_.states.size() && values_.size() != 0; ++s) {
+      own_.states[s].make(values_.memory(), blocks.states[s].size());
+      own_.states[s].take_from(blocks.states[s]);
     }
   }
+  /// Likewise a part of them, whose states it alone has, if LayerMemory::hold_states says so.
+  [[nodiscard]] bool has_part() const noexcept { return own_.held.last != 0; }
+  [[nodiscard]] HeldStates& own_states() noexcept { return own_; }
+  [[nodiscard]] HeldStates const& own_states() const noexcept { return own_; }
   /// The states that go with its values.
-  [[nodiscard]] std::array<ParameterBlock, 2> const& states(
-      ParameterBlocks const& blocks) const noexcept {
-    return values_.size() != 0 ? states_ : blocks.states;
+  [[nodiscard]] HeldStates const& states(ParameterBlocks const& blocks) const noexcept {
+    return values_.size() != 0 ? own_ : blocks;
   }
 
   [[nodiscard]] std::span<std::byte> gradients() const noexcept { return gradients_.span(); }
@@ -109,8 +115,8 @@ class GradientCopy {
   KeptGradients kept_;
   List<ParameterView> views_;  // [versions][parameters]
   ParameterBlock gradients_;
-  ParameterBlock values_, received_;      // of an owner with a memory of its own
-  std::array<ParameterBlock, 2> states_;  // of an owner that also updates
+  ParameterBlock values_, received_;  // of an owner with a memory of its own
+  HeldStates own_;                    // of an owner that also updates
 };
 
 /// The memory of one layer's parameters. Values, gradients and states are contiguous, each
@@ -167,17 +173,19 @@ class LayerMemory : public LayerShape {
     blocks_.gradients = {};
     make_views();
   }
-  /// With sharded optimizer states: allocates the states of this part of the layer, as zeros, and
-  /// the memory to undo an update of it.
-  /// @return  false if another part of the layer already has states; then nothing changes
-  [[gnu::cold]] bool hold_states(ByteRange range) {
-    ByteRange& held = blocks_.held;
-    bool const first = held.last == 0;
-    if (!first && (range.first != held.first || range.last != held.last)) return false;
-    held = range;
-    std::size_t const bytes = range.last - range.first;
-    saved_.make(memory(), bytes, states_);
-    for (std::size_t s = 0; first && s < states_; ++s) blocks_.states[s].make(memory(), bytes);
+  /// With sharded optimizer states: allocates those of a part of the layer, zeros or what the host has
+  /// written before it was known who has them; on the host also the memory to undo an update of it.
+  /// @param copy  of the further owner that has them, if its memory is another; null: they are here
+  /// @return  false if it has those of another part; then nothing changes
+  [[gnu::cold]] bool hold_states(ByteRange range, GradientCopy* copy = nullptr) {
+    HeldStates& held = copy != nullptr ? copy->own_states() : blocks_;
+    bool const first = held.held.last == 0 && range.last != 0;
+    auto const* const there = copy != nullptr ? copy->memory() : memory();
+    if (!held.hold(range, there, states_)) return false;
+    if (there == nullptr) saved_.make(there, range.size(), states_);
+    if (there == nullptr || !first) return true;
+    if (copy != nullptr) others_.push_back(copy);
+    shown_.copy_states(held, true);
     return true;
   }
   /// Makes room for this many versions of the values. Version 0 is the one that lasts.
@@ -240,9 +248,7 @@ class LayerMemory : public LayerShape {
   }
   /// What a context shows to the layer, [versions][parameters].
   [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
-  [[nodiscard]] std::uint64_t state_bytes() const noexcept {
-    return blocks_.states[0].size() + blocks_.states[1].size();
-  }
+  [[nodiscard]] std::uint64_t state_bytes() const noexcept { return blocks_.state_bytes(); }
   /// Values, gradients and state together, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     std::uint64_t sum = blocks_.gradients.size() + state_bytes() + saved_.bytes();
@@ -278,8 +284,9 @@ class LayerMemory : public LayerShape {
   /// copy, and `take_back` copies what was written into it.
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool whole = true) {
     if (whole) hold();
-    if (memory() != nullptr) shown_.fetch(blocks_, states_);
-    if (shards_ && whole) shown_.spread(blocks_, states_);
+    if (memory() != nullptr) shown_.make(values().size(), states_);
+    if (memory() != nullptr) copy_shown(false);
+    if (memory() == nullptr && shards_ && whole) shown_.spread(blocks_, states_);
     auto const& first = memory() != nullptr ? shown_.blocks()[0] : blocks_.values[0];
     auto const* const others =
         memory() != nullptr || shards_ ? shown_.blocks() + 1 : blocks_.states.data();
@@ -301,7 +308,8 @@ class LayerMemory : public LayerShape {
   }
   /// Takes over what the host may have written into the copy.
   [[gnu::cold]] void take_back() {
-    shards_ ? shown_.gather(blocks_, states_) : shown_.take_back(blocks_, states_);
+    if (memory() != nullptr) return copy_shown(true);
+    if (shards_) shown_.gather(blocks_, states_);
   }
   /// With sharded states: state `s` of the whole layer in the copy for the host.
   [[nodiscard]] std::span<std::byte> shown_state(std::size_t s, ByteRange range) const noexcept {
@@ -314,6 +322,12 @@ class LayerMemory : public LayerShape {
   List<double> square_sums_;   // [parameters]
 
  private:
+  /// Copies what a device has to the copies for the host, or back.
+  [[gnu::cold]] void copy_shown(bool back) const {
+    shown_.copy_values(blocks_.values[0], back);
+    shown_.copy_states(blocks_, back);
+    for (GradientCopy const* const other : others_) shown_.copy_states(other->own_states(), back);
+  }
   [[gnu::cold]] void set_first_values() {
     for (std::size_t i = 0; i < count(); ++i) {
       ParameterDeclaration& d = declarations_[i];
@@ -345,6 +359,7 @@ class LayerMemory : public LayerShape {
 
   SavedParameters saved_;
   ShownParameters shown_;
+  List<GradientCopy const*> others_;     // that have states of parts
   FixedArray<std::atomic<bool>> added_;  // [parameters]
   bool shards_ = false;
   bool present_ = false;  // whether gradients, state and, after the first step, values are here
@@ -378,7 +393,9 @@ class LayerParameters : public LayerMemory {
                                    views_[i].size, sums + i);
     double const before = range.first > offsets_[i] ? square_sums_[i] : 0;
     with_type(declarations_[i].type, [&]<class T>() {
-      square_sums_[i] = sum_squares_of<T>(views_[i], elements<T>(i, range), before);
+      auto const of = elements<T>(i, range);
+      square_sums_[i] =
+          add_squares(before, static_cast<T const*>(views_[i].gradient) + of.first, of.size());
     });
   }
   void sum_squares() {
@@ -424,25 +441,17 @@ class LayerParameters : public LayerMemory {
   }
 
   template <class T>
-  static double sum_squares_of(ParameterView const& view, ByteRange elements, double sum) noexcept {
-    auto const* const gradient = static_cast<T const*>(view.gradient);
-    for (std::size_t i = elements.first; i < elements.last; ++i)
-      sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
-    return sum;
-  }
-
-  template <class T>
   [[nodiscard]] OptimizerView<T> view(std::size_t i, UpdateStep const& step) noexcept {
     ParameterView const* const views = step.copy == nullptr ? this->views() : step.copy->views();
-    auto const& states = step.copy == nullptr ? blocks_.states : step.copy->states(blocks_);
+    HeldStates const& held = step.copy == nullptr ? blocks_ : step.copy->states(blocks_);
     OptimizerView<T> v;
     auto const [first, last] = elements<T>(i, step.range);
     v.value = static_cast<T const*>(views[step.from * count() + i].value) + first;
     v.next = static_cast<T*>(views[step.to * count() + i].value) + first;
     v.gradient = static_cast<T const*>(views[i].gradient) + first;
-    std::size_t const at = offsets_[i] + first * sizeof(T) - blocks_.held.first;
+    std::size_t const at = offsets_[i] + first * sizeof(T) - held.held.first;
     for (std::size_t s = 0; s < states_ && first < last; ++s)
-      v.state[s] = reinterpret_cast<T*>(states[s].data() + at);
+      v.state[s] = reinterpret_cast<T*>(held.states[s].data() + at);
     v.size = last - first;
     v.decays = declarations_[i].decays;
     if (v.size == declarations_[i].size) v.rows = declarations_[i].rows;

@@ -140,11 +140,28 @@ class ParameterBlock {
   std::size_t size_ = 0;
 };
 
-struct ParameterBlocks {
+/// The optimizer's states of a layer, or of a part of it.
+struct HeldStates {
+  std::array<ParameterBlock, 2> states;
+  ByteRange held{0, 0};  // the part whose states are here
+
+  /// Allocates those of a part, as zeros.
+  /// @param count  states of the optimizer
+  /// @return  false if those of another part are here; then nothing changes
+  [[gnu::cold]] bool hold(ByteRange part, ParameterMemory const* memory, std::size_t count) {
+    if (held.last != 0) return part.first == held.first && part.last == held.last;
+    for (std::size_t s = 0; s < count; ++s) states[s].make(memory, part.size());
+    held = part;  // last: there may be no memory
+    return true;
+  }
+  [[nodiscard]] std::uint64_t state_bytes() const noexcept {
+    return states[0].size() + states[1].size();
+  }
+};
+
+struct ParameterBlocks : HeldStates {
   List<ParameterBlock> values;  // [versions] the first one persists between steps
   ParameterBlock gradients;
-  std::array<ParameterBlock, 2> states;     // of the optimizer, for a part of the layer
-  ByteRange held{0, 0};                     // the part whose states are here
   ParameterMemory const* memory = nullptr;  // the memory that has them; null: the host's
 
   /// What lasts from step to step: the first version of the values, then the states.
@@ -179,7 +196,7 @@ class SavedParameters {
   /// Allocates memory for a part of the layer of this many bytes, unless there is some already.
   [[gnu::cold]] void make(ParameterMemory const* memory, std::size_t bytes, std::size_t states) {
     if (saved_[0].size() == bytes) return;
-    for (std::size_t b = 0; b <= states; ++b) saved_[b].make(memory, bytes);
+    for (std::size_t b = states + 1; b-- > 0;) saved_[b].make(memory, bytes);
   }
   void save(ParameterBlocks const& now) {
     for (std::size_t b = 0; b < saved_.size(); ++b) saved_[b].copy_from(now.lasting(b));
@@ -223,22 +240,20 @@ class ShownParameters {
     return {copy.data() + range.first, range.last - range.first};
   }
 
-  /// Copies parameters from the memory of a back end.
-  [[gnu::cold]] void fetch(ParameterBlocks const& own, std::size_t states) {
-    for (std::size_t s = 0; s <= states; ++s) {
-      ParameterBlock const& from = own.lasting(s);
-      if (copies_[s].size() != from.size()) copies_[s].make(nullptr, from.size());
-      if (from.size() != 0)
-        own.memory->download(*own.memory, copies_[s].data(), from.data(), from.size());
-    }
+  /// Makes room for the values and whole states.
+  /// @param bytes  of the values
+  [[gnu::cold]] void make(std::size_t bytes, std::size_t states) {
+    for (std::size_t b = 0; b <= states; ++b)
+      if (copies_[b].size() != bytes) copies_[b].make(nullptr, bytes);
   }
-  /// Copies them back.
-  [[gnu::cold]] void take_back(ParameterBlocks const& own, std::size_t states) const {
-    if (copies_[0].size() == 0) return;
-    for (std::size_t s = 0; s <= states; ++s) {
-      ParameterBlock const& to = own.lasting(s);
-      own.memory->upload(*own.memory, to.data(), copies_[s].data(), to.size());
-    }
+  /// Copies what there is room for from the memory of a back end, or back. States that are not there
+  /// stay.
+  [[gnu::cold]] void copy_values(ParameterBlock const& there, bool back) const {
+    copy(there, 0, 0, back);
+  }
+  [[gnu::cold]] void copy_states(HeldStates const& there, bool back) const {
+    for (std::size_t s = 0; s < there.states.size(); ++s)
+      copy(there.states[s], s + 1, there.held.first, back);
   }
 
   /// Makes copies of whole states that are sharded. Only the part that is here is valid until
@@ -263,6 +278,17 @@ class ShownParameters {
   }
 
  private:
+  /// @param first  byte of the layer at which the block begins
+  void copy(ParameterBlock const& there, std::size_t b, std::size_t first, bool back) const {
+    if (copies_[b].size() == 0 || there.size() == 0) return;
+    ParameterMemory const& memory = *there.memory();
+    std::byte* const here = copies_[b].data() + first;
+    if (back)
+      memory.upload(memory, there.data(), here, there.size());
+    else
+      memory.download(memory, here, there.data(), there.size());
+  }
+
   std::array<ParameterBlock, 3> copies_;  // on the host
 };
 

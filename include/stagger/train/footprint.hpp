@@ -190,12 +190,14 @@ template <class FootprintOf>
 /// @param cuts    [stages - 1] first layer of each stage after the first
 /// @param states  of the optimizer, for each parameter
 /// @param ranks   that the process runs
+/// Likewise the first two for one of several GPUs.
 /// @param shards  AllReduce::shard_optimizer
 /// @param element_wise  of the optimizer: whether ranks may share a parameter out
+/// @param undoes  whether a failed step undoes updates of parts, as in processes; false on GPUs
 [[nodiscard]] inline Memory predicted_parameters(Program const& program, std::span<int const> cuts,
                                                  int states, std::span<int const> ranks,
                                                  Footprint const& footprint, bool shards = false,
-                                                 bool element_wise = true) {
+                                                 bool element_wise = true, bool undoes = true) {
   Memory memory;
   auto const part_of = [&](std::size_t l, std::size_t part, std::size_t parts) {
     LayerBytes const& of = footprint.layers[l];
@@ -223,7 +225,7 @@ template <class FootprintOf>
       std::uint64_t const early = cell.alone ? (kept + cell.versions) * values : 0;
       std::uint64_t const updated = shards ? part.size() : values;
       memory.parameters += values * (1 + owners) + kept * updated + early;
-      if (shards) memory.parameters += (1 + kept) * updated;
+      if (shards && undoes) memory.parameters += (1 + kept) * updated;
       memory.optimizer_state += kept * updated;
       // Without groups of gradients the first owner adds up all of them.
       std::uint64_t const added = !program.groups.empty() ? part.size()

@@ -214,7 +214,7 @@ sg::optimizer::AdamW rule() { return {.rate = 0.01, .beta1 = 0.8, .weight_decay 
 
 template <class Layers, class Loss, class Rule, class Device>
 auto pipeline(Layers layers, Loss loss, Rule const& rule, Device device, Case const& of,
-              std::vector<int> const& place) {
+              std::vector<int> const& place, bool shards = false) {
   sg::Options options = of.options;
   options.seed = 7;
   std::size_t const positions =
@@ -225,7 +225,7 @@ auto pipeline(Layers layers, Loss loss, Rule const& rule, Device device, Case co
   return sg::Pipeline{std::move(layers)}.with(
       sg::partition::LayerSplit<>{of.members, {of.cuts}, of.threshold, of.pairs, of.update},
       of.schedule, loss, rule, std::move(device), options, sg::placement::ExplicitMap{place},
-      sg::collective::AllReduce<>{.measured_steps = 0});
+      sg::collective::AllReduce<>{.shard_optimizer = shards, .measured_steps = 0});
 }
 std::vector<int> on_first(Case const& of) {
   std::size_t ranks = 0;
@@ -239,14 +239,16 @@ auto on_host(Case const& of) {
   return pipeline(split_model::model<Number>(of.pattern), sg::loss::MeanSquaredError<Number>{},
                   rule(), sg::host::Threads{1}, of, on_first(of));
 }
-/// @param place  GPU of each rank
-auto on_gpus(Case const& of, std::vector<int> const& place, sg::cuda::Gpus gpus = {}) {
+/// @param place   GPU of each rank
+/// @param shards  AllReduce::shard_optimizer
+auto on_gpus(Case const& of, std::vector<int> const& place, sg::cuda::Gpus gpus = {},
+             bool shards = false) {
   for (int g = 0; g <= *std::max_element(place.begin(), place.end()); ++g)
     gpus.devices.push_back(g);
   if (gpus.kernels == nullptr) gpus.kernels = &sg::cuda::parameter_kernels;
   return pipeline(layers_there(of.pattern), LossThere{},
                   sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{rule()}, std::move(gpus), of,
-                  place);
+                  place, shards);
 }
 
 struct Placed {
@@ -331,9 +333,11 @@ TEST_CASE("cuda/groups: groups of ranks that share layers have the host's bits",
     si::jitter(7);
     flattened = 0;
     sg::cuda::GraphCounts counts;
-    {
+    for (bool const shards : {false, true}) {
+      if (shards && (update == Update::each_pass || own % 2 == 0)) continue;
+      counts = {};
       auto host = on_host(of);
-      auto train = on_gpus(of, place, {.capture = capture, .counts = &counts});
+      auto train = on_gpus(of, place, {.capture = capture, .counts = &counts}, shards);
       check_same_groups(train, host, of, !capture);
     }
     CHECK((counts.replays != 0) == capture);

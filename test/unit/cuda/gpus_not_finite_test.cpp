@@ -22,7 +22,9 @@ How any() {
   How how;
   how.capture = GENERATE(false, true);
   how.clips = GENERATE(false, true);
-  how.two_owners = GENERATE(false, true);
+  int const owners = GENERATE(1, 2, 3);
+  how.two_owners = owners > 1;
+  how.shards = owners > 2;
   how.gpus = GENERATE(1, 2);
   return how;
 }
@@ -39,7 +41,7 @@ struct Blind {
 TEST_CASE("cuda/NonFinite: a skipped step leaves everything as it was, as on the host", "[cuda]") {
   How how = any();
   how.ahead = GENERATE(1, 3);
-  CAPTURE(how.capture, how.clips, how.two_owners, how.gpus, how.ahead);
+  CAPTURE(how.capture, how.clips, how.two_owners, how.shards, how.gpus, how.ahead);
   si::Session const session;
   si::jitter(11);
   Calls here;
@@ -74,7 +76,7 @@ TEST_CASE("cuda/NonFinite: a skipped step leaves everything as it was, as on the
 TEST_CASE("cuda/NonFinite: a failed step and those in flight behind it change nothing", "[cuda]") {
   How how = any();
   how.ahead = 4;
-  CAPTURE(how.capture, how.clips, how.two_owners, how.gpus);
+  CAPTURE(how.capture, how.clips, how.two_owners, how.shards, how.gpus);
   si::Session const session;
   si::jitter(13);
   Calls here;
@@ -207,8 +209,9 @@ TEST_CASE(
     how.two_owners = draw(2) == 0;
     how.gpus = 1 + draw(2);
     how.ahead = 1 + draw(4);
-    CAPTURE(static_cast<int>(non_finite), how.capture, how.clips, how.two_owners, how.gpus,
-            how.ahead);
+    how.shards = how.two_owners && draw(2) == 0;
+    CAPTURE(static_cast<int>(non_finite), how.capture, how.clips, how.two_owners, how.shards,
+            how.gpus, how.ahead);
     Calls none;
     Calls calls;
     auto host = on_host(how, non_finite, &none);

@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
@@ -54,6 +56,7 @@ struct How {
   bool two_owners = false;
   int gpus = 1;
   int ahead = 1;
+  bool shards = false;  // owners share the optimizer's state out
 };
 inline Made schedule_of(How const& how) {
   return how.two_owners ? made(sg::schedule::Chimera{}) : made(sg::schedule::OneFOneB{});
@@ -69,10 +72,16 @@ inline auto layers_on_device(Calls* calls) {
       OnGpu<Squash>{},    OnGpu<Dropout>{}, OnGpu<Norm>{},  OnGpu<Dense>{Dense{7}}};
 }
 
+inline sg::Options options_of(How const& how, NonFinite non_finite) {
+  auto result = options(non_finite, how.clips);
+  if (how.shards) result.replicas = {1, 1};
+  return result;
+}
+
 inline auto on_host(How const& how, NonFinite non_finite, Calls* calls) {
   return sg::Pipeline{layers_of_host(calls)}.with(sg::partition::Cuts{{4}}, schedule_of(how),
                                                   Loss{}, optimizer(), sg::host::Threads{1},
-                                                  options(non_finite, how.clips));
+                                                  options_of(how, non_finite));
 }
 /// @param gpus  cuda::Gpus or nccl::Gpus
 template <class Gpus>
@@ -82,7 +91,8 @@ auto on_device(Gpus gpus, How const& how, NonFinite non_finite, Calls* calls) {
   return sg::Pipeline{layers_on_device(calls)}.with(
       sg::partition::Cuts{{4}}, schedule_of(how), LossOnGpu{},
       sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()}, std::move(gpus),
-      options(non_finite, how.clips));
+      sg::collective::AllReduce<>{.shard_optimizer = how.shards, .measured_steps = 0},
+      options_of(how, non_finite));
 }
 inline auto on_device(How const& how, NonFinite non_finite, Calls* calls) {
   return on_device(on_gpus(first(how.gpus)), how, non_finite, calls);

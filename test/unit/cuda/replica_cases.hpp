@@ -46,10 +46,11 @@ inline std::vector<Case> cases() {
 
 using Grouping = sg::collective::AllReduce<grouping::Named>;
 
-inline Grouping by(char const* name, int measured_steps) {
+inline Grouping by(char const* name, int measured_steps, bool shards = false) {
   Grouping policy;
   policy.grouping = grouping::named(name);
   policy.measured_steps = measured_steps;
+  policy.shard_optimizer = shards;
   return policy;
 }
 
@@ -63,13 +64,14 @@ inline int gpus_of(std::vector<int> const& place) {
   return *std::max_element(place.begin(), place.end()) + 1;
 }
 
-template <class Device>
-auto placed(Device device, Grouping policy, Case const& c, sg::Options options) {
+template <class Device, class Rule = sg::optimizer::AdamW>
+auto placed(Device device, Grouping policy, Case const& c, sg::Options options,
+            Rule rule = optimizer()) {
   options.seed = run_seed;
   options.replicas = c.replicas;
   return sg::Pipeline{layers_there()}.with(
       sg::partition::Cuts{even_cuts(c.positions * c.schedule.each)}, c.schedule, LossThere{},
-      sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()}, std::move(device), policy,
+      sg::cuda::Enqueued<Rule, Launch>{rule}, std::move(device), policy,
       sg::placement::ExplicitMap{c.place}, options);
 }
 
@@ -77,6 +79,13 @@ inline auto on_the_host(Case const& c, sg::Options options) {
   options.replicas = c.replicas;
   return row_model::pipeline(sg::host::Threads{1}, even_cuts(c.positions * c.schedule.each),
                              c.schedule, options);
+}
+
+/// One stage with replicas on a GPU each.
+inline Case replicated(int count) {
+  Case c{"replicated", made(sg::schedule::GPipe{}), 1, {count}, {}, 4};
+  for (int g = 0; g < count; ++g) c.place.push_back(g);
+  return c;
 }
 
 inline Case uneven() {
@@ -149,14 +158,20 @@ inline void check_replicas(Case const& c, sg::cuda::Gpus gpus, Grouping policy, 
   REQUIRE(session.left() == si::Live{});
 }
 
-/// Each case with groupings of several kinds. @param gpus_for  (case) the device
-template <class GpusFor> void check_all_replicas(std::vector<Case> const& all, GpusFor gpus_for) {
+/// Each case with groupings of several kinds; if the optimizer's state is shared out, with one.
+/// @param gpus_for  (case) the device
+template <class GpusFor>
+void check_all_replicas(std::vector<Case> const& all, GpusFor gpus_for, bool shards = false) {
   int number = 0;
   for (auto const& c : all) {
-    if (sanitized && number++ % 3 != 0) continue;
-    check_replicas(c, gpus_for(c), by("single", 0), true, false);
-    check_replicas(c, gpus_for(c), by("layerwise", 0), false, true);
-    check_replicas(c, gpus_for(c), by("optimal", 1), true, false);
+    int const own = number++;
+    if (sanitized && own % 3 != 0) continue;
+    auto const check = [&](int kind, Grouping const& policy, bool clips, bool recompute) {
+      if (!shards || own % 3 == kind) check_replicas(c, gpus_for(c), policy, clips, recompute);
+    };
+    check(0, by("single", 0, shards), true, false);
+    check(1, by("layerwise", 0, shards), false, true);
+    check(2, by("optimal", 1, shards), true, false);
   }
 }
 
@@ -164,12 +179,12 @@ template <class GpusFor> void check_all_replicas(std::vector<Case> const& all, G
 /// @return what was wrong
 template <class Gpus>
 std::string words_after_replays(Gpus gpus, Case const& c, bool decides,
-                                std::vector<std::byte> const& expected) {
+                                std::vector<std::byte> const& expected, bool shards = false) {
   constexpr int steps = 8;
   sg::cuda::GraphCounts counts;
   gpus.capture = true;
   gpus.counts = &counts;
-  auto train = placed(gpus, by("optimal", decides ? 2 : 0), c, clipping());
+  auto train = placed(gpus, by("optimal", decides ? 2 : 0, shards), c, clipping());
   BatchThere const data[] = {upload(row_model::batch(0, 4, c.rows, false)),
                              upload(row_model::batch(1, 4, c.rows, false))};
   for (int s = 0; s < steps; ++s) (void)sg::enqueue(train.step(data[s % 2]));

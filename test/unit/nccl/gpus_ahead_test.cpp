@@ -122,6 +122,7 @@ TEST_CASE("nccl/NonFinite: all processes fail the same steps, whenever each of t
   how.capture = GENERATE(false, true);
   how.clips = GENERATE(false, true);
   how.two_owners = GENERATE(false, true);
+  how.shards = how.two_owners && how.clips;
   how.ahead = 3;
   CAPTURE(how.capture, how.clips, how.two_owners);
   si::Session const session;
@@ -167,6 +168,7 @@ TEST_CASE("nccl/NonFinite: after a second failure, all processes go on from the 
   not_finite_model::How how;
   how.capture = GENERATE(false, true);
   how.two_owners = GENERATE(false, true);
+  how.shards = how.two_owners && how.capture;
   how.ahead = 3;
   CAPTURE(how.capture, how.two_owners);
   si::Session const session;

@@ -88,12 +88,159 @@ TEST_CASE("nccl/GroupSums: replicas in a process each have the host's bits", "[n
         auto const own = upload(row_model::batch(s, microbatches, c.rows, shapes_change));
         words += expected.check(static_cast<std::size_t>(s), sg::run(train.step(own)));
       }
+      static_cast<void>(train.parameters());  // those of other processes are old
       words += expected.check_parameters(train);
       return words;
     });
     for (auto const& words : wrong) CHECK(words == "");
     CHECK(astray == 0);
   }
+}
+
+TEST_CASE("nccl/GroupSums: replicas that share the optimizer's state out have the host's bits",
+          "[nccl]") {
+  auto all = cases();
+  for (int const count : {2, 3, 4}) all.push_back(replicated(count));
+  int number = 0;
+  for (auto const& c : all) {
+    if (number++ % (sanitized ? 4 : 2) != 1) continue;
+    CAPTURE(c.name, c.place.size());
+    si::Session const session;
+    si::set_machine({.devices = 8});
+    si::jitter(3);
+    si::in_progress_polls(1);
+    astray = 0;
+    auto host = on_the_host(c, clipping());
+    auto const batch_of = [&](int s) { return row_model::batch(s, 4, c.rows, true); };
+    int const steps = number % 4 == 0 ? 3 : 8;  // some while the groups are being decided
+    auto const expected = expected_of(host, steps, batch_of);
+    double const evaluated = sg::run(host.evaluate(batch_of(9))).loss;
+    auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int) {
+      std::string words;
+      gpus.shapes_change = true;
+      auto train = placed(gpus, by("optimal", steps == 3 ? 0 : 2, true), c, clipping());
+      for (int s = 0; s < steps; ++s) {
+        if (s == 2) {
+          train.gather_parameters();
+          static_cast<void>(train.parameters());
+        }
+        auto const own = upload(batch_of(s));
+        words += expected.check(static_cast<std::size_t>(s), sg::run(train.step(own)));
+      }
+      auto const more = upload(batch_of(9));
+      if (sg::run(train.evaluate(more)).loss != evaluated) words += "evaluation ";
+      static_cast<void>(train.parameters());
+      words += expected.check_parameters(train);
+      return words;
+    });
+    for (auto const& words : wrong) CHECK(words == "");
+    CHECK(astray == 0);
+  }
+}
+
+TEST_CASE("nccl/GroupSums: momentum is shared out with sums by NCCL, too", "[nccl]") {
+  sg::optimizer::Sgd const rule{.rate = 0.05, .momentum = 0.9};
+  for (int const count : {2, 3, 4}) {
+    CAPTURE(count);
+    si::Session const session;
+    auto const c = replicated(count);
+    std::vector<std::vector<std::byte>> found[2];
+    for (bool const shards : {false, true}) {
+      found[shards].resize(static_cast<std::size_t>(count));
+      auto const wrong = in_processes(count, a_process(), [&](sg::nccl::Gpus gpus, int p) {
+        auto policy = by("layerwise", 0, shards);
+        policy.by = sg::collective::By::library;
+        auto train = placed(gpus, policy, c, clipping(), rule);
+        for (int s = 0; s < 3; ++s) sg::run(train.step(upload(batch_of(s))));
+        train.gather_parameters();
+        found[shards][static_cast<std::size_t>(p)] = bits(train);
+        return std::string();
+      });
+      for (auto const& words : wrong) CHECK(words == "");
+    }
+    CHECK((found[true] == found[false]));
+  }
+}
+
+TEST_CASE("nccl/GroupSums: each process has, and sends, the parts that it updates", "[nccl]") {
+  bool const clips = GENERATE(false, true);
+  for (int const count : {2, 3, 4}) {
+    CAPTURE(count, clips);
+    si::Session const session;
+    auto const c = replicated(count);
+    auto options = options_with(clips);
+    if (!clips) options.non_finite = sg::NonFinite::ignore;
+    auto const parts = static_cast<std::size_t>(count);
+    auto const wrong = in_processes(count, a_process(), [&](sg::nccl::Gpus gpus, int p) {
+      auto train = placed(gpus, by("layerwise", 0, true), c, options);
+      for (int s = 0; s < 2; ++s) sg::run(train.step(upload(batch_of(s))));
+      auto const own = static_cast<std::size_t>(p);
+      sg::TrafficCount sums;    // in two steps
+      sg::TrafficCount values;  // likewise
+      std::uint64_t states = 0;
+      for (auto const& layer : train.machine().parameters()) {
+        std::uint64_t const here = layer.part(own, parts).size();
+        states += 2 * here;
+        for (std::size_t other = 0; other < parts; ++other) {
+          std::uint64_t const there = layer.part(other, parts).size();
+          if (other != own && there != 0) sums += {2, 2 * there};
+          if (other != own && here != 0) values += {2, 2 * here};
+        }
+        // The first one adds up the squares of whole sums.
+        if (clips && own != 0 && here != 0) sums += {2, 2 * here};
+      }
+      std::string words;
+      if (train.memory().optimizer_state != states) words += "states ";
+      auto const traffic = train.traffic();
+      if (traffic.of(p, sg::TrafficKind::gradient_sums) != sums) words += "sums ";
+      if (traffic.of(p, sg::TrafficKind::parameters) != values) words += "values ";
+      if (traffic.of(sg::TrafficKind::parameters) != values) words += "of others ";
+      return words;
+    });
+    for (auto const& words : wrong) CHECK(words == "");
+  }
+}
+
+TEST_CASE("nccl/GroupSums: shared out state goes on from what processes have restored", "[nccl]") {
+  si::Session const session;
+  si::set_machine({.devices = 8});
+  auto const three = replicated(3);
+  Case const four{"four", made(sg::schedule::OneFOneB{}), 2, {2, 2}, {0, 1, 2, 3}};
+  auto host = on_the_host(three, clipping());
+  for (int s = 0; s < 2; ++s) sg::run(host.step(batch_of(s)));
+  auto next = on_the_host(four, clipping());
+  copy_parameters(host, next);
+  next.resume(2);
+  auto const expected = expected_of(next, 2, [](int s) { return batch_of(2 + s); });
+  std::vector<sg::ParameterState> const checkpoint = host.parameters();
+  auto const wrong = in_processes(4, a_process(), [&](sg::nccl::Gpus gpus, int) {
+    auto train = placed(gpus, by("single", 0, true), four, clipping());
+    auto const to = train.parameters();
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      std::copy(checkpoint[i].value.begin(), checkpoint[i].value.end(), to[i].value.begin());
+      for (std::size_t k = 0; k < 2; ++k)
+        std::copy(checkpoint[i].state[k].begin(), checkpoint[i].state[k].end(),
+                  to[i].state[k].begin());
+    }
+    train.resume(2);
+    std::string words;
+    for (int s = 0; s < 2; ++s)
+      words +=
+          expected.check(static_cast<std::size_t>(s), sg::run(train.step(upload(batch_of(2 + s)))));
+    return words + expected.check_parameters(train);
+  });
+  for (auto const& words : wrong) CHECK(words == "");
+}
+
+TEST_CASE("nccl/GroupSums: one that shares out its optimizer and one that does not do not train",
+          "[nccl]") {
+  si::Session const session;
+  auto const wrong = in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int p) {
+    return words_of([&] {
+      static_cast<void>(placed(gpus, by("single", 0, p == 0), replicated(2), clipping()));
+    });
+  });
+  for (auto const& words : wrong) CHECK(has(words, "ranks disagree on AllReduce::shard_optimizer"));
 }
 
 TEST_CASE("nccl/GroupSums: sums of replicas become part of a graph, once the groups are decided",
@@ -110,10 +257,12 @@ TEST_CASE("nccl/GroupSums: sums of replicas become part of a graph, once the gro
     auto host = on_the_host(c, clipping());
     for (int s = 0; s < 8; ++s) sg::run(host.step(row_model::batch(s % 2, 4, c.rows, false)));
     auto const expected = bits(host);
-    auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int) {
-      return words_after_replays(gpus, c, decides, expected);
-    });
-    for (auto const& words : wrong) CHECK(words == "");
+    for (bool const shards : {false, true}) {
+      auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int) {
+        return words_after_replays(gpus, c, decides, expected, shards);
+      });
+      for (auto const& words : wrong) CHECK(words == "");
+    }
   }
 }
 
@@ -170,13 +319,10 @@ TEST_CASE("nccl/GroupSums: a process that does not come to a sum is an error in 
 
 TEST_CASE("nccl/GroupSums: what cannot be run is refused in one sentence", "[nccl]") {
   si::Session const session;
-  auto sharded = by("single", 0);
-  sharded.shard_optimizer = true;
   auto const wrong = in_processes(4, a_process(), [&](sg::nccl::Gpus gpus, int p) {
     auto own = uneven();
     if (p == 3) own.replicas = {{1, 3}, {1, 1}};
-    return words_of([&] { static_cast<void>(placed(gpus, sharded, own, clipping())); }) +
-           words_of([&] { static_cast<void>(placed(gpus, by("single", 0), own, clipping())); });
+    return words_of([&] { static_cast<void>(placed(gpus, by("single", 0), own, clipping())); });
   });
   CHECK(has(wrong[0], "ranks disagree on the shares of Options::replicas"));
   auto const in_groups = [&](int group) {

@@ -11,6 +11,7 @@
 
 namespace stagger::cuda::detail {
 
+using stagger::detail::ByteRange;
 using stagger::detail::each_stage;
 using stagger::detail::GradientCopy;
 using stagger::detail::Machine;
@@ -38,8 +39,32 @@ struct DistributedState {
     return cell;
   }
 
-  /// From now on the owners of a stage, whose memories are separate, update their own values; each
-  /// then has the sum of all gradients. The first one adds up squares.
+  /// Whether an update depends on the squares of all gradients.
+  [[nodiscard]] bool adds_squares() const noexcept {
+    auto const& options = machine.options();
+    return options.clip_norm.has_value() || options.non_finite != NonFinite::ignore;
+  }
+  /// The part of a layer that a cell updates, if owners with separate memories share the optimizer's
+  /// state out.
+  [[nodiscard]] ByteRange part(std::size_t cell, std::size_t layer) const noexcept {
+    if (!machine.shards()) return {};
+    auto const owners = stagger::detail::cells_of(program(), program().cells[cell].stage);
+    return parameters(layer).part(cell - owners.first, owners.size());
+  }
+  /// If the optimizer's state is shared out, gives a cell that of what it updates.
+  /// @param apart  whether the owners of the stage form a replica group; else the first has all
+  [[gnu::cold]] void hold_states(std::size_t cell, bool apart) const {
+    each_layer(cell, [&](std::size_t l, GradientCopy* copy) {
+      auto& layer = parameters(l);
+      ByteRange const held = apart ? part(cell, l) : ByteRange{0, layer.bytes_of_values()};
+      bool const own_memory = copy != nullptr && !copy->values().empty();
+      if (!own_memory || apart)
+        static_cast<void>(layer.hold_states(held, own_memory ? copy : nullptr));
+    });
+  }
+
+  /// From now on the owners of a stage, whose memories are separate, update their own values, or a
+  /// part of them; each then has the sums that it needs. The first one adds up squares.
   /// @param cells  of the stage
   [[gnu::cold]] void update_apart(IndexRange cells) const {
     for (std::size_t const c : cells)
@@ -48,8 +73,9 @@ struct DistributedState {
         drop(end_of_step.layers, [&](auto const& one) { return one.layer == l; });
         drop(end_of_step.squares, [&](auto const& one) { return one.layer == l; });
         drop(end_of_step.clear, [&](auto const* one) { return one == copy; });
-        if (copy != nullptr) return copy->hold_states(parameters(l).stored());
-        end_of_step.layers.push_back({l, {}});
+        if (copy != nullptr && !machine.shards()) copy->hold_states(parameters(l).stored());
+        if (copy != nullptr) return;
+        end_of_step.layers.push_back({l, part(c, l)});
         auto const count = machine.model.counted(l) ? machine.model.parameters[l].count() : 0;
         for (std::size_t p = 0; p < count; ++p) end_of_step.squares.push_back({l, p});
       });
@@ -62,11 +88,16 @@ struct DistributedState {
       for (int m = 0; !machine.run.replica_run->ranks[r].counts && m < program().microbatches; ++m)
         losses[parts[r].replica * program().microbatches + m] = 0;
   }
-  /// The update of an owner who is not the first.
+  /// The update of an owner who is not the first. The first one clears the gradients of what others
+  /// update.
   void update(std::size_t cell) const noexcept {
     each_layer(cell, [&](std::size_t l, GradientCopy* copy) {
-      if (copy == nullptr) return;
       stagger::detail::UpdateStep step;
+      step.range = part(cell, l);
+      if (copy == nullptr) {
+        parameters(l).zero_gradients({0, step.range.first});
+        return parameters(l).zero_gradients({step.range.last});
+      }
       step.number = machine.model.steps + 1;
       step.copy = copy;
       machine.model.optimizer.update(machine.model.optimizer.optimizer, parameters(l), step);
@@ -78,9 +109,10 @@ struct DistributedState {
   /// @param owner   the memory of the owner that has the stage's values; a cell may have its own
   [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory,
                             ParameterMemory const* owner) const {
+    bool const hands_in = program().training && program().groups.empty();
     each_layer(cell, [&](std::size_t l, GradientCopy* copy) {
       parameters(l).move_to(owner);
-      if (copy != nullptr) copy->move_to(parameters(l), parameters(l).stored(), memory);
+      if (copy != nullptr) copy->move_to(parameters(l), parameters(l).stored(), memory, hands_in);
     });
   }
 

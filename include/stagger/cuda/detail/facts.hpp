@@ -117,6 +117,7 @@ struct GpusOptions {
           {"Options::non_finite", name(options.non_finite)},
           {"Options::seed", std::to_string(options.seed)},
           {"the shares of Options::replicas", shares.empty() ? "none" : shares},
+          {"AllReduce::shard_optimizer", yes(machine.shards())},
           {"Options::recompute", yes(options.recompute)},
           {"Options::spare_slots",
            options.spare_slots ? std::to_string(*options.spare_slots) : "as laid out"},

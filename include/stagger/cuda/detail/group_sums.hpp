@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,10 @@ namespace stagger::cuda::detail {
 /// holders, and sends the sums to the others (a reduce-scatter, then an all-gather). If the
 /// collective says so, or if there are two holders, whose order does not matter, the sum is instead
 /// one all-reduce of the library that connects the processes.
+///
+/// If members share the optimizer's state out, each only needs the sum of its part. It updates that
+/// part, and then sends its values to the others. The first one still gets all sums if it adds up
+/// their squares.
 class GroupReduction {
  public:
   GroupReduction(Streams& streams, ParameterKernels const* kernels, DistributedState const& state)
@@ -36,9 +41,14 @@ class GroupReduction {
     return c;
   }
 
+  /// The fewest members of a group that exchange parts.
+  [[nodiscard]] std::size_t fewest() const noexcept {
+    if (state_.machine.shards()) return 2;
+    return asks_library() ? ~std::size_t{0} : 3;
+  }
+
   /// Selects the layers of a gradient group that have parameters, at each member.
-  void select(std::size_t gradients, ReplicaGroup const& group) {
-    auto const& layers = state_.program().groups[gradients];
+  void select(GradientGroup const& layers, ReplicaGroup const& group) {
     stage_ = layers.stage;
     blocks_.resize(std::max(blocks_.size(), group.members.size()));
     for (std::size_t m = 0; m < group.members.size(); ++m) {
@@ -76,12 +86,16 @@ class GroupReduction {
     if (by_library(group)) return add_by_library(group);
     exchange(group, Direction::to_reducer);
     for (std::size_t m = 0; m < group.members.size(); ++m) add_own_part(group, m);
+    bool const in_parts = state_.machine.shards();
+    if (in_parts && !state_.adds_squares()) return;
     wait_for_each_other();
-    exchange(group, Direction::to_others);
+    exchange(group, in_parts ? Direction::to_first : Direction::to_others);
   }
+  /// Enqueues that each member takes the values of the parts that others have updated.
+  void take_values(ReplicaGroup const& group) { exchange(group, Direction::to_others, true); }
 
  private:
-  enum class Direction : bool { to_reducer, to_others };
+  enum class Direction : std::uint8_t { to_reducer, to_others, to_first };
 
   /// The gradients of one layer at one member.
   struct LayerBlock {
@@ -89,10 +103,11 @@ class GroupReduction {
     ParameterView const* views;
     std::size_t parts;
 
-    /// The part that member p of the group adds up.
-    [[nodiscard]] Block part(std::size_t p) const noexcept {
+    /// The part that member p of the group adds up. @param values  instead of gradients
+    [[nodiscard]] Block part(std::size_t p, bool values = false) const noexcept {
       auto const range = parameters->part(p, parts);
-      return {static_cast<std::byte*>(views[0].gradient) + range.first, range.last - range.first};
+      void* const all = values ? views[0].value : views[0].gradient;
+      return {static_cast<std::byte*>(all) + range.first, range.last - range.first};
     }
   };
 
@@ -101,7 +116,7 @@ class GroupReduction {
     return static_cast<std::size_t>(&group - gpus().groups().data());
   }
   [[nodiscard]] bool by_library(ReplicaGroup const& group) const noexcept {
-    return gpus().processes() != nullptr && (asks_library() || group.places.size() == 2);
+    return gpus().processes() != nullptr && (asks_library() || group.places.size() < fewest());
   }
 
   void add_by_library(ReplicaGroup const& group) {
@@ -116,14 +131,19 @@ class GroupReduction {
     count(group, sent);
   }
   /// Counts what this process's member of a group has sent to the others.
-  void count(ReplicaGroup const& group, TrafficCount const& sent) const {
+  void count(ReplicaGroup const& group, TrafficCount const& sent, bool values = false) const {
     std::size_t const cell = cell_of(stage_, group.members.front()->gpu);
-    streams_.machine().traffic.add_to_step(state_.rank_of(cell), TrafficKind::gradient_sums, sent);
+    streams_.machine().traffic.add_to_step(
+        state_.rank_of(cell), values ? TrafficKind::parameters : TrafficKind::gradient_sums, sent);
   }
 
-  /// Each member takes the others' gradients of its part; or hands its part to all others.
-  void exchange(ReplicaGroup const& group, Direction direction) {
+  /// Each member takes the others' gradients of its part; or hands its part to all others, or to the
+  /// first. @param values  instead of gradients
+  void exchange(ReplicaGroup const& group, Direction direction, bool values = false) {
     bool const adding = direction == Direction::to_reducer;
+    auto const takes = [&](std::size_t member) {
+      return direction != Direction::to_first || member == 0;
+    };
     for (std::size_t m = 0; m < group.members.size(); ++m) {
       Member& member = *group.members[m];
       auto* received = member.received.data();
@@ -133,21 +153,30 @@ class GroupReduction {
         for (std::size_t peer = 0; peer < group.places.size(); ++peer) {
           if (peer == member.number) continue;
           LayerBlock const& own = blocks_[m][i];
-          Block const to = adding ? Block{received, own.part(member.number).bytes} : own.part(peer);
-          received += own.part(member.number).bytes;
-          if (gpus().processes() != nullptr)
-            exchanges_.push_back({peer, own.part(adding ? peer : member.number), to});
-          else
-            check(gpus().copy(to, member.gpu,
-                              blocks_[peer][i].part(adding ? member.number : peer).data,
-                              group.members[peer]->gpu, member.stream.get()),
-                  "copy gradients to another GPU");
+          Block to{received, own.part(member.number).bytes};
+          received += to.bytes;
+          if (!adding) to = own.part(peer, values);
+          if (!takes(member.number)) to.bytes = 0;
+          Block given = own.part(adding ? peer : member.number, values);
+          if (!takes(peer)) given.bytes = 0;
+          if (gpus().processes() != nullptr) {
+            if (given.bytes + to.bytes != 0) exchanges_.push_back({peer, given, to});
+          } else if (to.bytes != 0) {
+            Block const from = blocks_[peer][i].part(adding ? member.number : peer, values);
+            streams_.ask(
+                [&] {
+                  return gpus().copy(to, member.gpu, from.data, group.members[peer]->gpu,
+                                     member.stream.get());
+                },
+                values ? "copy values to another GPU" : "copy gradients to another GPU");
+          }
         }
-      if (gpus().processes() == nullptr) continue;
+      if (exchanges_.empty()) continue;
       gpus().processes()->exchange(number_of(group), exchanges_);
       TrafficCount sent;
-      for (Exchange const& each : exchanges_) sent += {1, each.send.bytes};
-      count(group, sent);
+      for (Exchange const& each : exchanges_)
+        if (each.send.bytes != 0) sent += {1, each.send.bytes};
+      count(group, sent, values);
     }
   }
 
@@ -207,9 +236,11 @@ class GroupSums {
 
   /// Connects the groups, before the streams of the program are loaded.
   /// @param places  [ranks]
-  /// @throws Error  bad_configuration if some holders of a stage share a GPU and others do not
+  /// @throws Error  bad_configuration if some holders of a stage share a GPU and others do not, or if
+  ///                the optimizer's state was shared out to others
   [[gnu::cold]] void connect(std::vector<int> const& places) {
     auto const& program = state_.program();
+    if (program.training && state_.machine.shards()) require_same_shares(places);
     std::vector<std::vector<int>> wanted;
     group_of_.assign(static_cast<std::size_t>(program.stages), Streams::none);
     each_stage(program, [&](int stage, IndexRange cells) {
@@ -233,7 +264,7 @@ class GroupSums {
       group_of_[stage] = wanted.size();
       wanted.push_back(holders);
     });
-    auto const numbers = gpus().connect(wanted, !reduction_.asks_library());
+    auto const numbers = gpus().connect(wanted, reduction_.fewest());
     for (auto& group : group_of_)
       if (group != Streams::none) group = numbers[group];
   }
@@ -247,12 +278,17 @@ class GroupSums {
     begun_.assign(program.groups.size(), false);
     if (!program.training) return;
     each_stage(program, [&](int stage, IndexRange cells) {
-      if (group_of_[stage] != Streams::none) state_.update_apart(cells);
+      for (std::size_t const c : cells)
+        if (state_.machine.shards() && streams_.own(state_.rank_of(c)))
+          state_.hold_states(c, apart(c));
+      if (group_of_[stage] == Streams::none) return;
+      state_.update_apart(cells);
+      reduction_.select({stage}, group_of(stage));  // so that steps allocate nothing for it
     });
-    for (std::size_t g = 0; g < program.groups.size(); ++g) {
-      if (group_of_[program.groups[g].stage] == Streams::none) continue;
-      auto const& group = group_of(program.groups[g].stage);
-      reduction_.select(g, group);
+    for (GradientGroup const& gradients : program.groups) {
+      if (group_of_[gradients.stage] == Streams::none) continue;
+      auto const& group = group_of(gradients.stage);
+      reduction_.select(gradients, group);
       reduction_.make_room(group);
     }
   }
@@ -275,28 +311,45 @@ class GroupSums {
     begun_[in.group] = true;
     auto const& group = group_of(in.stage);
     if (group.members.empty()) return;
-    reduction_.select(in.group, group);
-    std::size_t first = in.group;  // of the stage's groups
-    while (first > 0 && state_.program().groups[first - 1].stage == in.stage) --first;
+    reduction_.select(state_.program().groups[in.group], group);
+    std::size_t const first = first_group(in.stage);
     for (auto const& member : group.members)
       for (auto const& other : group.members)
         streams_.await(member->stream, ready_[reduction_.cell_of(in.stage, other->gpu)],
                        in.group - first);
     auto& one = *group.members.front();
     around(one.gpu, one.stream,
-           [&] { reduction_.enqueue(group, [&] { wait_for_each_other(in, group); }); });
-    for (auto const& member : group.members) record(in, *member);
+           [&] { reduction_.enqueue(group, [&] { wait_for_each_other(in.group, group); }); });
+    for (auto const& member : group.members) record(in.group, *member);
   }
   /// Lets the stream of a rank with a `reduce` wait for the sum.
-  void await(std::size_t rank, Instruction const& in) const {
-    for (auto const& member : group_of(in.stage).members)
-      streams_.wait(streams_.compute(rank), summed(in, *member));
-  }
+  void await(std::size_t rank, Instruction const& in) const { await(rank, in.group, in.stage); }
 
   /// Enqueues the updates of a rank's stages by all their holders except the first.
   void update(std::size_t rank) const {
     for (std::size_t c = 0; c < state_.program().cells.size(); ++c)
       if (state_.rank_of(c) == rank && apart(c)) state_.update(c);
+  }
+  /// If the optimizer's state is shared out, enqueues that holders take the values of the parts that
+  /// others have updated. Called after the updates of all ranks.
+  void take_values() {
+    if (!state_.machine.shards()) return;
+    each_stage(state_.program(), [&](int stage, IndexRange cells) {
+      if (!apart(cells.first) || group_of(stage).members.empty()) return;
+      auto const& group = group_of(stage);
+      std::size_t const number = first_group(stage);
+      for (auto const& other : group.members) {
+        std::size_t const rank = state_.rank_of(reduction_.cell_of(stage, other->gpu));
+        auto& updated = streams_.event(other->gpu, streams_.numbers().rank(rank));
+        streams_.record(streams_.compute(rank), updated);
+        for (auto const& member : group.members) streams_.wait(member->stream, updated);
+      }
+      reduction_.select({stage}, group);
+      reduction_.take_values(group);
+      for (auto const& member : group.members) record(number, *member);
+      for (std::size_t const c : cells)  // before they change what others have read
+        if (streams_.own(state_.rank_of(c))) await(state_.rank_of(c), number, stage);
+    });
   }
 
   /// The way in which processes choose the same groups.
@@ -315,22 +368,51 @@ class GroupSums {
   }
 
  private:
+  struct Share {
+    int stage;
+    int place;
+  };
+
+  /// All processes compare all shares, so that none of them trains.
+  [[gnu::cold]] void require_same_shares(std::vector<int> const& places) {
+    List<Share> now;
+    for (Cell const& cell : state_.program().cells) now.push_back({cell.stage, places[cell.rank]});
+    if (shares_.size() == 0) shares_ = now;
+    for (std::size_t c = 0; c < std::max(now.size(), shares_.size()); ++c)
+      if (c >= now.size() || c >= shares_.size() || now[c].stage != shares_[c].stage ||
+          now[c].place != shares_[c].place) {
+        auto const& model = state_.machine.model;
+        int const stage = shares_[std::min(c, shares_.size() - 1)].stage;
+        stagger::detail::refuse_other_shares(model.number(model.layers_of(stage).first),
+                                             state_.program().microbatches);
+      }
+  }
   [[nodiscard]] GpuSet& gpus() const noexcept { return streams_.gpus(); }
   template <class Stage> [[nodiscard]] ReplicaGroup const& group_of(Stage stage) const noexcept {
     return gpus().groups()[group_of_[stage]];
   }
-  [[nodiscard]] Event& summed(Instruction const& in, Member const& member) const noexcept {
-    return streams_.event(member.gpu, streams_.numbers().group(in.group));
+  /// The first gradient group of a stage.
+  [[nodiscard]] std::size_t first_group(int stage) const noexcept {
+    std::size_t first = 0;
+    while (state_.program().groups[first].stage != stage) ++first;
+    return first;
   }
-  void record(Instruction const& in, Member const& member) const {
-    streams_.record(member.stream, summed(in, member));
+  [[nodiscard]] Event& summed(std::size_t gradients, Member const& member) const noexcept {
+    return streams_.event(member.gpu, streams_.numbers().group(gradients));
   }
-  void wait_for_each_other(Instruction const& in, ReplicaGroup const& group) const {
+  void record(std::size_t gradients, Member const& member) const {
+    streams_.record(member.stream, summed(gradients, member));
+  }
+  void await(std::size_t rank, std::size_t gradients, int stage) const {
+    for (auto const& member : group_of(stage).members)
+      streams_.wait(streams_.compute(rank), summed(gradients, *member));
+  }
+  void wait_for_each_other(std::size_t gradients, ReplicaGroup const& group) const {
     if (group.members.size() == 1) return;
-    for (auto const& member : group.members) record(in, *member);
+    for (auto const& member : group.members) record(gradients, *member);
     for (auto const& member : group.members)
       for (auto const& other : group.members)
-        if (member != other) streams_.wait(member->stream, summed(in, *other));
+        if (member != other) streams_.wait(member->stream, summed(gradients, *other));
   }
 
   Streams& streams_;
@@ -339,6 +421,7 @@ class GroupSums {
   List<std::size_t> group_of_;  // [stages] number of its replica group
   List<std::size_t> ready_;     // [cells] signal that its gradients are there
   List<bool> begun_;            // [groups] in this step
+  List<Share> shares_;          // [cells] of a program that trains, if the state is shared out
 };
 
 }  // namespace stagger::cuda::detail

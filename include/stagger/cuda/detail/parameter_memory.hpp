@@ -135,30 +135,48 @@ inline constexpr ParameterMemory page_locked{
   });
 }
 
-/// Sends the values and the optimizer state of every layer from the process that updates it.
+/// Sends the values and the optimizer state of every layer from the process that updates it. If the
+/// state is shared out, each process gets the others' parts in its copies for the host.
 /// @param places  [ranks]
 [[gnu::cold]] inline void gather_parameters(Streams const& streams,
                                             std::vector<int> const& places) {
   auto& machine = streams.machine();
   DistributedState const state{machine};
   auto const& gpus = streams.gpus();
+  machine.take_back_shown();
   gpus.select(0);
   Tensor<std::byte> passing;  // for parameters that have no place on this GPU
+  auto const broadcast_from_host = [&](std::span<std::byte> block, int root) {
+    passing.resize({block.size()});
+    check(cudaMemcpy(passing.data(), block.data(), block.size(), cudaMemcpyHostToDevice),
+          "send parameters");
+    gpus.processes()->broadcast({passing.data(), block.size()}, root);
+    check(cudaMemcpy(block.data(), passing.data(), block.size(), cudaMemcpyDeviceToHost),
+          "fetch parameters");
+  };
   each_stage(machine.program(), [&](int, IndexRange cells) {
     int const root = places[state.rank_of(cells.first)];
     state.each_layer(cells.first, [&](std::size_t l, auto const*) {
       auto const& parameters = state.parameters(l);
-      bool const here = parameters.memory() != machine.model.memory;
-      for (auto const block : parameters.blocks()) {
-        if (block.empty()) continue;
-        if (!here) passing.resize({block.size()});
-        gpus.processes()->broadcast({here ? block.data() : passing.data(), block.size()}, root);
-        if (!here)
-          check(cudaMemcpy(block.data(), passing.data(), block.size(), cudaMemcpyDeviceToHost),
-                "fetch parameters");
+      auto const blocks = parameters.blocks();
+      for (std::size_t b = 0; b < (machine.shards() ? 1 : blocks.size()); ++b) {
+        if (blocks[b].empty()) continue;
+        if (parameters.memory() == machine.model.memory)
+          broadcast_from_host(blocks[b], root);
+        else
+          gpus.processes()->broadcast({blocks[b].data(), blocks[b].size()}, root);
       }
     });
   });
+  if (!machine.shards()) return;
+  machine.model.show_layers();
+  for (std::size_t c = 0; c < machine.program().cells.size(); ++c)
+    state.each_layer(c, [&](std::size_t l, auto const*) {
+      auto const part = state.part(c, l);
+      for (std::size_t s = 0; s < 2 && part.first < part.last; ++s)
+        if (auto const block = state.parameters(l).shown_state(s, part); !block.empty())
+          broadcast_from_host(block, places[state.rank_of(c)]);
+    });
 }
 
 }  // namespace stagger::cuda::detail

@@ -40,7 +40,8 @@ struct ReplicaGroup {
   std::vector<std::unique_ptr<Member>> members{};  ///< those of this process
 };
 
-/// A block that is sent to another member of a group, and the block received in exchange.
+/// A block that is sent to another member of a group, and the block received in exchange. Either may
+/// be empty.
 struct Exchange {
   std::size_t peer = 0;
   Block send{};
@@ -76,9 +77,9 @@ class Processes {
   virtual void add_up(std::span<double> numbers) = 0;
   /// Connects the channels and groups that were not there in the previous call, so that the first
   /// message allocates nothing.
-  /// @param exchanges  whether members of a group will call `exchange`
+  /// @param fewest  members of a group that will call `exchange`
   virtual void connect(std::span<Channel const> channels) = 0;
-  virtual void connect(std::span<ReplicaGroup const> groups, bool exchanges) = 0;
+  virtual void connect(std::span<ReplicaGroup const> groups, std::size_t fewest) = 0;
 
   // In a step: enqueued when they return.
 

@@ -100,10 +100,10 @@ class GpuSet {
   }
 
   /// The same for groups.
-  /// @param wanted     places of each, in the order in which they are added up
-  /// @param exchanges  whether members exchange parts of gradients
+  /// @param wanted  places of each, in the order in which they are added up
+  /// @param fewest  members of a group that exchange parts
   [[gnu::cold]] List<std::size_t> connect(std::span<std::vector<int> const> wanted,
-                                          bool exchanges) {
+                                          std::size_t fewest) {
     List<std::size_t> numbers;
     for (auto const& places : wanted) {
       std::size_t number = 0;
@@ -117,7 +117,7 @@ class GpuSet {
         group.members.push_back(std::make_unique<Member>(at(places[i]), i));
       }
     }
-    if (processes_) processes_->connect(groups_, exchanges);
+    if (processes_) processes_->connect(groups_, fewest);
     return numbers;
   }
 

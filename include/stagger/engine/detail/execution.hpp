@@ -197,8 +197,10 @@ struct Execution {
   [[gnu::cold]] void add_memory(Memory& memory) const {
     for (auto const& owners : storage)
       for (auto const& owner : owners) {
-        for (auto const& copy : owner.copies)
+        for (auto const& copy : owner.copies) {
           (copy.kept().arrive() ? memory.scratch : memory.parameters) += copy.bytes();
+          memory.optimizer_state += copy.own_states().state_bytes();
+        }
         memory.activations += owner.x.bytes() + owner.repeated_output.bytes();
         for (auto const& layer : owner.layers) {
           memory.activations += layer.y.bytes() + layer.saved.bytes();
@@ -388,17 +390,17 @@ struct StepEnd {
     EndOfStep& end = run.end_of_step[rank];
     UpdateStep step{run.gradient_scale(model, rank), model.steps + 1};
     step.only_added = model.memory == nullptr;
-    end.updated = model.shards && !skips;
+    end.updated = model.shards_on_host() && !skips;
     for (LayerPart const& own : end.layers) {
       LayerParameters& layer = model.parameters[own.layer];
       if (skips) layer.zero_gradients(own.range);
       for (step.range = own.range; !skips && step.range.first < own.range.last;
            step.range.first = step.range.last) {
         // Saved in pieces, which are still in the cache when they are updated.
-        step.range.last = model.shards && model.optimizer.element_wise
+        step.range.last = model.shards_on_host() && model.optimizer.element_wise
                               ? std::min(step.range.first + saved_at_once, own.range.last)
                               : own.range.last;
-        if (model.shards) layer.copy_part(step.range, false);
+        if (model.shards_on_host()) layer.copy_part(step.range, false);
         model.optimizer.update(model.optimizer.optimizer, layer, step);
       }
     }

@@ -53,11 +53,12 @@ class GradientGroups final : public GradientGroupPart {
         for (std::size_t p = 0; p < parameters.count(); ++p) {
           if (!machine.model.counted(l)) break;
           std::size_t const bytes = parameters.value_bytes(p);
-          for (std::size_t holder = 0; machine.model.shards && holder < holders; ++holder) {
+          bool const in_parts = machine.model.shards_on_host();
+          for (std::size_t holder = 0; in_parts && holder < holders; ++holder) {
             ByteRange const part = parameters.part(holder, holders);
             if (parameters.overlaps(p, part)) end_of_step(holder).squares.push_back({l, p, part});
           }
-          if (!machine.model.shards)
+          if (!in_parts)
             end_of_step((before + bytes / 2) * holders / total).squares.push_back({l, p});
           before += bytes;
         }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <stagger/core/basic_algorithm.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
@@ -26,6 +27,13 @@
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
+
+[[noreturn]] [[gnu::cold]] inline void refuse_other_shares(int layer, int microbatches) {
+  raise(Errc::bad_configuration, "the optimizer's state of layer ", layer,
+        " is shared out to ranks, and a step of ", counted(microbatches, "microbatch"),
+        " shares it out to others; take all steps with as many microbatches, or leave "
+        "shard_optimizer out");
+}
 
 struct ModelState {
   [[gnu::cold]] ModelState(List<Layer> made, std::vector<int> const& cuts, Options const& chosen,
@@ -55,6 +63,10 @@ struct ModelState {
   ModelState(ModelState const&) = delete;
   ModelState& operator=(ModelState const&) = delete;
 
+  /// Whether each replica adds up the squares of its part of a layer, and saves the part before its
+  /// update, which a failure undoes. On a device the first holder adds up squares, and no update is
+  /// undone.
+  [[nodiscard]] bool shards_on_host() const noexcept { return shards && memory == nullptr; }
   [[nodiscard]] std::size_t stages() const noexcept { return first_layer.size() - 1; }
   template <std::integral I> [[nodiscard]] IndexRange layers_of(I stage) const noexcept {
     return {first_layer[stage], first_layer[stage + 1]};

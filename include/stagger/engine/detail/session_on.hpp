@@ -78,7 +78,7 @@ class MachineSession : public Session {
         machine_(std::move(layers), setup.cuts, setup.options, setup.optimizer.states, memory,
                  traits.shards_states && setup.grouping.shard_optimizer, !traits.holds_own_stages,
                  setup.grouped),
-        programs_(setup, machine_.options(), positions, machine_.shards(),
+        programs_(setup, machine_.options(), positions, machine_.model.shards_on_host(),
                   traits.holds_own_stages && setup.grouping.by == collective::By::library),
         losses_(most_replicas(setup.options.replicas)),
         sums_while_running_(traits.sums_while_running),

@@ -186,11 +186,7 @@ struct HeldParameters {
     });
     for (std::size_t l = 0; l < held.size() && program().training; ++l)
       if (!machine.model.parameters[l].hold_states(held[l]))
-        raise(Errc::bad_configuration, "the optimizer's state of layer ", l,
-              " is shared out to ranks, and a step of ",
-              counted(program().microbatches, "microbatch"),
-              " shares it out to others; take all steps with as many microbatches, or "
-              "leave shard_optimizer out");
+        stagger::detail::refuse_other_shares(machine.model.number(l), program().microbatches);
   }
 
   template <class Visit> void each_renewed(bool const* from, bool const* to, Visit visit) const {

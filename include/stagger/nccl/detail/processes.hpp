@@ -188,7 +188,7 @@ class Processes final : public cuda::detail::Processes {
     wait_for_all(operations, join_deadline_s_);
   }
 
-  void connect(std::span<cuda::detail::ReplicaGroup const> groups, bool exchanges) override {
+  void connect(std::span<cuda::detail::ReplicaGroup const> groups, std::size_t fewest) override {
     select();
     for (std::size_t g = groups_.size(); g < groups.size(); ++g) {
       groups_.emplace_back();
@@ -206,7 +206,7 @@ class Processes final : public cuda::detail::Processes {
                   "clear a number");
       end.last = end.all.all_reduce(std::span(warm_.data(), 1), Reduction::sum);
       end.last.wait(join_deadline_s_);
-      if (!exchanges || end.all.size() < 3) continue;
+      if (std::cmp_less(end.all.size(), fewest)) continue;
       std::vector<int> peers;
       for (int r = 0; r < end.all.size(); ++r)
         if (r != end.all.rank()) peers.push_back(r);
@@ -261,8 +261,8 @@ class Processes final : public cuda::detail::Processes {
   void exchange(std::size_t group, std::span<cuda::detail::Exchange const> exchanges) override {
     enqueue(*groups_[group], [&](End& end, auto& calls) {
       for (auto const& [peer, out, in] : exchanges) {
-        end.all.send(calls, span(out), static_cast<int>(peer));
-        end.last = end.all.receive(calls, span(in), static_cast<int>(peer));
+        if (out.bytes != 0) end.last = end.all.send(calls, span(out), static_cast<int>(peer));
+        if (in.bytes != 0) end.last = end.all.receive(calls, span(in), static_cast<int>(peer));
       }
     });
   }
