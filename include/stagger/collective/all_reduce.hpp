@@ -29,7 +29,8 @@ template <GroupingPolicy G = grouping::Optimal> struct AllReduce {
   By by = By::slices;
   /// Over processes or GPUs, each replica keeps the optimizer's state of the part of every layer that
   /// it adds up: it updates that part and hands it to the others. The bits are the same, and each has
-  /// 1 / replicas of the state. Over mpi::Processes, a step needs room for another 1 / replicas of the
+  /// 1 / replicas of the state, or with an optimizer that is not element_wise that of some whole
+  /// parameters. Over mpi::Processes, a step needs room for another 1 / replicas of the
   /// values and the state, so memory is saved from three replicas on with AdamW, and from four on
   /// with Sgd. Replicas on threads of one process, or on one GPU, share one state in any case.
   bool shard_optimizer = false;

@@ -68,10 +68,14 @@ struct Lamb {
       values += static_cast<double>(v.value[i]) * static_cast<double>(v.value[i]);
       steps += static_cast<double>(r) * static_cast<double>(r);
     }
-    double const trust = values > 0 && steps > 0 ? detail::math::sqrt(values / steps) : 1;
-    auto const eta = static_cast<T>(rate * trust);
-    for (std::size_t i = 0; i < v.size; ++i)
-      v.next[i] = adds ? v.value[i] - eta * wanted[i] : -eta * wanted[i];
+    // Where r is tiny, the trust ratio is huge, and only their product has the size of a value.
+    double const trust =
+        values > 0 && steps > 0 ? detail::math::sqrt(values) / detail::math::sqrt(steps) : 1;
+    double const eta = rate * trust;
+    for (std::size_t i = 0; i < v.size; ++i) {
+      auto const change = static_cast<T>(-eta * static_cast<double>(wanted[i]));
+      v.next[i] = adds ? v.value[i] + change : change;
+    }
   }
 };
 

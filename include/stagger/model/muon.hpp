@@ -81,8 +81,9 @@ struct Muon {
         x[place(row, column)] = wanted;
         squares += static_cast<double>(wanted) * static_cast<double>(wanted);
       }
-    auto const inverse = static_cast<T>(1 / (detail::math::sqrt(squares) + least_norm));
-    for (std::size_t i = 0; i < v.size; ++i) x[i] *= inverse;
+    double const inverse = 1 / (detail::math::sqrt(squares) + least_norm);
+    for (std::size_t i = 0; i < v.size; ++i)
+      x[i] = static_cast<T>(static_cast<double>(x[i]) * inverse);
     orthogonalise(x, tall ? columns : rows, tall ? rows : columns, v.work());
     double const length =
         tall ? detail::math::sqrt(static_cast<double>(rows) / static_cast<double>(columns)) : 1;

@@ -16,7 +16,7 @@
 /// | member | when it is asked | |
 /// |---|---|---|
 /// | `states` | compiling `with` | how many values of state it keeps for each value of a parameter, 0 to 2 |
-/// | `element_wise` | once, in `with` | whether it updates every element independently of the others. If so, ranks may each update a part of a parameter; if not, each parameter is updated whole, by one of them |
+/// | `element_wise` | once, in `with` | whether it updates every element independently of the others. If so, ranks may each update a part of a parameter; if not, each parameter is updated whole |
 /// | `update(view, gradient_scale, step)` | for each parameter to which something was added, or part of one if `element_wise`, once its gradient is complete | writes `next`, and the state |
 /// | `change(view, gradient_scale, step)` | likewise, of workers that push changes; optional | writes to `next` what `update` would add to `value`; without it, the engine subtracts |
 /// | `fields()` | where processes or workers compare its numbers, and in checkpoints; optional | `std::tie` of all of them; processes need it, and checkpoints to know them, unless all members are double, or all are float |

@@ -10,6 +10,7 @@
 
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include <stagger/core/error.hpp>
 
@@ -25,7 +26,7 @@ namespace stagger::mpi {
 
 /// Throws if MPI refused a call. `doing` names the process, as in "rank 3".
 /// @throws Error  Errc::mismatch for a message longer than its buffer, else Errc::io
-inline void check(int code, char const* call, std::string const& doing = "this process") {
+inline void check(int code, char const* call, std::string_view doing = "this process") {
   if (code == MPI_SUCCESS) return;
   int kind = MPI_ERR_UNKNOWN;
   MPI_Error_class(code, &kind);

@@ -159,8 +159,10 @@ class LayerShape {
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
   [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
     if (!whole_parameters_) return part_of(size_, part, parts);
-    return part_of({offsets_.data(), offsets_.size()}, size_, layer_, part, parts);
+    return part_of({offsets_.data(), offsets_.size()}, size_, turn_, part, parts);
   }
+  /// @param turn  how many layers before it have parameters: see part_of
+  void set_turn(int turn) noexcept { turn_ = turn; }
   /// The same of a layer with values of this many bytes.
   [[nodiscard]] static ByteRange part_of(std::size_t bytes, std::size_t part,
                                          std::size_t parts) noexcept {
@@ -171,9 +173,9 @@ class LayerShape {
   /// The largest part goes to another replica in the next layer, since most layers have a large
   /// weight and small parameters beside it.
   /// @param firsts  [parameters] the first byte of each, from 0
-  /// @param layer   its number
+  /// @param turn    of the layer, among those with parameters
   [[nodiscard]] static ByteRange part_of(std::span<std::size_t const> firsts, std::size_t bytes,
-                                         int layer, std::size_t part, std::size_t parts) noexcept {
+                                         int turn, std::size_t part, std::size_t parts) noexcept {
     auto const border = [&](std::size_t at) {
       auto const away = [at](std::size_t byte) { return byte < at ? at - byte : byte - at; };
       std::size_t nearest = bytes;
@@ -181,7 +183,7 @@ class LayerShape {
         if (away(first) <= away(nearest)) nearest = first;
       return nearest;
     };
-    ByteRange const even = part_of(bytes, (part + static_cast<unsigned>(layer)) % parts, parts);
+    ByteRange const even = part_of(bytes, (part + static_cast<unsigned>(turn)) % parts, parts);
     return {border(even.first), border(even.last)};
   }
 
@@ -254,6 +256,7 @@ class LayerShape {
   List<std::size_t> offsets_;  // [parameters] bytes
   std::size_t size_ = 0;       // size of one version of the values, in bytes
   int layer_ = 0;
+  int turn_ = 0;
   std::size_t states_ = 0;         // of the optimizer, for each parameter
   bool whole_parameters_ = false;  // whether nobody updates a part of one
 };

@@ -202,8 +202,15 @@ template <class FootprintOf>
   auto const part_of = [&](std::size_t l, std::size_t part, std::size_t parts) {
     LayerBytes const& of = footprint.layers[l];
     if (element_wise) return detail::LayerShape::part_of(of.parameters, part, parts);
-    return detail::LayerShape::part_of(of.first_bytes, of.parameters, static_cast<int>(l), part,
-                                       parts);
+    if (of.parameters != 0 && of.first_bytes.empty())
+      raise(
+          Errc::bad_configuration, "layer ", l, " of the footprint has ", of.parameters,
+          " bytes of parameters, but LayerBytes::first_bytes does not say where each begins, which "
+          "an optimizer that is not element_wise needs; let stagger::footprint make it");
+    int turn = 0;
+    for (std::size_t before = 0; before < l; ++before)
+      turn += footprint.layers[before].first_bytes.empty() ? 0 : 1;
+    return detail::LayerShape::part_of(of.first_bytes, of.parameters, turn, part, parts);
   };
   auto const kept = static_cast<std::uint64_t>(states);
   detail::each_stage(program, [&](int stage, IndexRange cells) {

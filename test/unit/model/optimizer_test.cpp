@@ -275,6 +275,23 @@ TEST_CASE("model/Lamb: a norm of 0 does not change the length of a step", "[mode
   CHECK(still.value == std::vector<float>{3, 4});
 }
 
+TEST_CASE("model/Lamb: steps keep their length when gradients have long been zeros", "[model]") {
+  // r becomes tiny, and the trust ratio more than a number can be.
+  stagger::optimizer::Lamb const lamb{.rate = 0.01, .weight_decay = 0};
+  auto const check = [&]<class T>(T gradient, std::int64_t steps) {
+    Parameter<T> p(4);
+    p.value = {1, 1, 1, 1};
+    for (std::int64_t number = 1; number <= steps; ++number) {
+      p.gradient = {number <= 5 ? gradient : T{0}, 0, 0, 0};
+      auto const before = doubles(p.value);
+      p.step(lamb, 1, number);
+      REQUIRE(distance(doubles(p.value), before) < 0.02 * norm(before));  // r loses digits
+    }
+  };
+  check(1e-3F, 1200);
+  check(1.0, 4000);
+}
+
 TEST_CASE("model/Muon: follows its published rule, of matrices of every form", "[model]") {
   std::pair<std::size_t, std::size_t> const forms[] = {
       {1, 1}, {1, 6}, {6, 1}, {2, 2}, {2, 3},   {3, 2},    {4, 4},  {5, 5},

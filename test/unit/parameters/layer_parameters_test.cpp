@@ -139,7 +139,8 @@ TEST_CASE("parameters/LayerParameters: parts of whole parameters are whole, and 
       for (std::size_t i = 0; i < sizes.size(); ++i)
         declarations.push_back(
             declared<float>(std::to_string(i).c_str(), std::vector<float>(sizes[i])));
-      layer.adopt(std::move(declarations), number, 1);
+      layer.adopt(std::move(declarations), 3, 1);
+      layer.set_turn(number);
       layer.keep_parameters_whole();
       std::size_t const bytes = layer.bytes_of_values();
       for (std::size_t parts = 1; parts < 9; ++parts) {

@@ -47,9 +47,13 @@ struct ModelState {
         options(chosen),
         shards(shared_out),
         grouped(divided) {
-    for (std::size_t l = 0; l < layers.size(); ++l)
+    int turn = 0;
+    for (std::size_t l = 0; l < layers.size(); ++l) {
       parameters[l].adopt(layers[l].ops().adopt_parameters(layers[l].object(), number(l)),
                           number(l), states, memory, shards, whole);
+      parameters[l].set_turn(turn);
+      if (parameters[l].count() != 0) ++turn;
+    }
     for (int const cut : grouped != nullptr ? grouped->cuts : cuts)
       first_layer.push_back(static_cast<std::size_t>(cut));
     first_layer.push_back(layers.size());

@@ -73,7 +73,9 @@ using stagger::detail::Digest;
       auto const& d = layer.declaration(i);
       shape +=
           text(shape.empty() ? "" : ", ", layer.number(), ".", d.name, ": ", layer.value_bytes(i),
-               " bytes of ", d.type == stagger::ElementType::f32 ? "float" : "double");
+               " bytes of ", d.type == stagger::ElementType::f32 ? "float" : "double",
+               d.rows == 0 ? text("") : text(" in ", counted(d.rows, "row")),
+               d.decays ? "" : ", without decay");
       auto const origin = layer.origin(i);
       values.add({reinterpret_cast<char const*>(origin.data()), origin.size()});
     }
