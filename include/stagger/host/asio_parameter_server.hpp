@@ -35,6 +35,7 @@
 
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/collective/remote_link.hpp>
+#include <stagger/core/byte_order_mark.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/file.hpp>
 #include <stagger/engine/run_together.hpp>
@@ -61,7 +62,8 @@ class Token {
     ssize_t const count = ::read(file.get(), bytes, sizeof(bytes));
     if (count < 0)
       raise(Errc::io, "cannot read the token from '", path, "'; name a file that can be read");
-    std::string_view const all(bytes, static_cast<std::size_t>(count));
+    std::string_view const all =
+        stagger::detail::without_byte_order_mark({bytes, static_cast<std::size_t>(count)});
     return Token(all.substr(0, all.find('\n')), text("file '", path, "'"));
   }
   /// The value of an environment variable.

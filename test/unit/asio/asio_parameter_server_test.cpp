@@ -11,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <limits>
 #include <memory>
@@ -41,6 +42,7 @@
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 
+#include "../temporary_folder.hpp"
 #include "../train/in_groups.hpp"
 #include "../train/overlapped_failures.hpp"
 #include "../train/overlapped_oracle.hpp"
@@ -915,6 +917,10 @@ TEST_CASE("asio/AsioParameterServer: says what is wrong with its address, thread
   compare(Waves{1, 2, 0},
           sg::host::RemoteParameterServer({.port = listening.port(), .token = token}), {{2}}, 1, 5,
           sgd);
+  TemporaryFolder const folder;
+  std::ofstream(folder / "token") << "\xEF\xBB\xBFsixteen bytes or\n";  // as some editors write it
+  auto const from_file = sg::host::Token::from_file(folder / "token");
+  CHECK(std::memcmp(from_file.hello().token, token.hello().token, 16) == 0);
   ::setenv("STAGGER_TEST_TOKEN", "sixteen bytes of", 1);
   auto const other = sg::host::Token::from_environment("STAGGER_TEST_TOKEN");
   REQUIRE_THROWS_WITH(
