@@ -376,7 +376,8 @@ class GroupSums {
   /// All processes compare all shares, so that none of them trains.
   [[gnu::cold]] void require_same_shares(std::vector<int> const& places) {
     List<Share> now;
-    for (Cell const& cell : state_.program().cells) now.push_back({cell.stage, places[cell.rank]});
+    for (Cell const& cell : state_.program().cells)
+      now.push_back({cell.stage, places[static_cast<std::size_t>(cell.rank)]});
     if (shares_.size() == 0) shares_ = now;
     for (std::size_t c = 0; c < std::max(now.size(), shares_.size()); ++c)
       if (c >= now.size() || c >= shares_.size() || now[c].stage != shares_[c].stage ||
