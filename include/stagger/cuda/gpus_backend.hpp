@@ -415,7 +415,7 @@ class GpusBackend : detail::Enqueuer {
   [[gnu::cold]] void gather_parameters(int) {
     if (gpus_->processes() == nullptr || place_.empty()) return;
     if (in_flight_.lost()) detail::refuse_lost();
-    detail::gather_parameters(streams_, place_);
+    detail::gather_parameters(streams_, place_, group_sums_.loaded());
   }
 
  private:

@@ -74,9 +74,14 @@ class GroupReduction {
       for (auto const& block : blocks_[m]) bytes += block.part(member.number).bytes;
       bytes *= group.places.size() - 1;
       if (member.received.size() >= bytes) continue;
-      streams_.use(member.gpu);
+      streams_.gpus().select(member.gpu);  // another one may be selected behind the streams' back
       member.received.resize({bytes});
     }
+  }
+
+  /// Room for what the members of the group exchange, so that steps allocate nothing for it.
+  [[gnu::cold]] void reserve(ReplicaGroup const& group) {
+    exchanges_.reserve(blocks_.front().size() * group.places.size());
   }
 
   /// Enqueues the sum.
@@ -193,7 +198,7 @@ class GroupReduction {
         std::size_t const before = holder < member.number ? holder : holder - 1;
         add(block, member, sum, holder == member.number ? here : received + before * own.bytes);
       }
-      if (sum != here)
+      if (sum != here && own.bytes != 0)
         check(cudaMemcpyAsync(here, sum, own.bytes, cudaMemcpyDeviceToDevice, member.stream.get()),
               "copy a sum of gradients");
       received += (block.parts - 1) * own.bytes;
@@ -240,6 +245,7 @@ class GroupSums {
   ///                the optimizer's state was shared out to others
   [[gnu::cold]] void connect(std::vector<int> const& places) {
     auto const& program = state_.program();
+    loaded_ = false;
     if (program.training && state_.machine.shards()) require_same_shares(places);
     std::vector<std::vector<int>> wanted;
     group_of_.assign(static_cast<std::size_t>(program.stages), Streams::none);
@@ -276,6 +282,7 @@ class GroupSums {
     for (std::size_t s = 0; s < program.signals.size(); ++s)
       if (program.signals[s].gradients >= 0) ready_[program.signals[s].gradients] = s;
     begun_.assign(program.groups.size(), false);
+    loaded_ = true;
     if (!program.training) return;
     each_stage(program, [&](int stage, IndexRange cells) {
       for (std::size_t const c : cells)
@@ -284,6 +291,7 @@ class GroupSums {
       if (group_of_[stage] == Streams::none) return;
       state_.update_apart(cells);
       reduction_.select({stage}, group_of(stage));  // so that steps allocate nothing for it
+      reduction_.reserve(group_of(stage));
     });
     for (GradientGroup const& gradients : program.groups) {
       if (group_of_[gradients.stage] == Streams::none) continue;
@@ -291,8 +299,11 @@ class GroupSums {
       reduction_.select(gradients, group);
       reduction_.make_room(group);
     }
+    if (state_.machine.shards() && shares_.size() == 0) shares_ = asked_;
   }
 
+  /// Whether the machine's program was not refused.
+  [[nodiscard]] bool loaded() const noexcept { return loaded_; }
   void begin_step() noexcept { std::fill(begun_.begin(), begun_.end(), false); }
 
   /// Whether the holders of a cell's stage are on different GPUs.
@@ -373,12 +384,19 @@ class GroupSums {
     int place;
   };
 
-  /// All processes compare all shares, so that none of them trains.
+  /// All processes compare all shares, so that none of them trains. Replicas on one GPU share one
+  /// state, and nothing is shared out.
   [[gnu::cold]] void require_same_shares(std::vector<int> const& places) {
+    auto const place_of = [&](std::size_t c) { return places[state_.rank_of(c)]; };
     List<Share> now;
-    for (Cell const& cell : state_.program().cells)
-      now.push_back({cell.stage, places[static_cast<std::size_t>(cell.rank)]});
-    if (shares_.size() == 0) shares_ = now;
+    each_stage(state_.program(), [&](int stage, IndexRange cells) {
+      bool apart = false;
+      for (std::size_t const c : cells) apart = apart || place_of(c) != place_of(cells.first);
+      for (std::size_t const c : cells)
+        if (apart) now.push_back({stage, place_of(c)});
+    });
+    asked_ = now;
+    if (shares_.size() == 0) return;
     for (std::size_t c = 0; c < std::max(now.size(), shares_.size()); ++c)
       if (c >= now.size() || c >= shares_.size() || now[c].stage != shares_[c].stage ||
           now[c].place != shares_[c].place) {
@@ -422,7 +440,9 @@ class GroupSums {
   List<std::size_t> group_of_;  // [stages] number of its replica group
   List<std::size_t> ready_;     // [cells] signal that its gradients are there
   List<bool> begun_;            // [groups] in this step
-  List<Share> shares_;          // [cells] of a program that trains, if the state is shared out
+  List<Share> shares_;          // of stages apart, once the state is shared out to them
+  bool loaded_ = false;
+  List<Share> asked_;  // of the program that is being loaded
 };
 
 }  // namespace stagger::cuda::detail

@@ -138,8 +138,13 @@ inline constexpr ParameterMemory page_locked{
 /// Sends the values and the optimizer state of every layer from the process that updates it. If the
 /// state is shared out, each process gets the others' parts in its copies for the host.
 /// @param places  [ranks]
-[[gnu::cold]] inline void gather_parameters(Streams const& streams,
-                                            std::vector<int> const& places) {
+/// @param loaded  whether the machine's program was not refused, so that parameters lie as it says
+[[gnu::cold]] inline void gather_parameters(Streams const& streams, std::vector<int> const& places,
+                                            bool loaded) {
+  if (!loaded)
+    raise(Errc::bad_configuration,
+          "parameters cannot be gathered after a step that was refused, whose program does not say "
+          "where they lie; first take one that is not refused");
   auto& machine = streams.machine();
   DistributedState const state{machine};
   auto const& gpus = streams.gpus();
@@ -148,8 +153,11 @@ inline constexpr ParameterMemory page_locked{
   Tensor<std::byte> passing;  // for parameters that have no place on this GPU
   auto const broadcast_from_host = [&](std::span<std::byte> block, int root) {
     passing.resize({block.size()});
-    check(cudaMemcpy(passing.data(), block.data(), block.size(), cudaMemcpyHostToDevice),
-          "send parameters");
+    if (root == gpus.processes()->rank()) {
+      check(cudaMemcpy(passing.data(), block.data(), block.size(), cudaMemcpyHostToDevice),
+            "send parameters");
+      settle();  // the broadcast's stream does not wait for it
+    }
     gpus.processes()->broadcast({passing.data(), block.size()}, root);
     check(cudaMemcpy(block.data(), passing.data(), block.size(), cudaMemcpyDeviceToHost),
           "fetch parameters");
