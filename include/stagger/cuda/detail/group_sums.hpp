@@ -81,7 +81,7 @@ class GroupReduction {
 
   /// Room for what the members of the group exchange, so that steps allocate nothing for it.
   [[gnu::cold]] void reserve(ReplicaGroup const& group) {
-    exchanges_.reserve(blocks_.front().size() * group.places.size());
+    if (!blocks_.empty()) exchanges_.reserve(blocks_.front().size() * group.places.size());
   }
 
   /// Enqueues the sum.
