@@ -159,8 +159,10 @@ class GroupReduction {
           if (peer == member.number) continue;
           LayerBlock const& own = blocks_[m][i];
           Block to{received, own.part(member.number).bytes};
-          received += to.bytes;
-          if (!adding) to = own.part(peer, values);
+          if (adding)
+            received += to.bytes;
+          else
+            to = own.part(peer, values);
           if (!takes(member.number)) to.bytes = 0;
           Block given = own.part(adding ? peer : member.number, values);
           if (!takes(peer)) given.bytes = 0;
