@@ -45,7 +45,8 @@ class ServerStreams {
       : options_(possible(options)), clients_(options.workers, processes), layers_(options) {}
   ~ServerStreams() = default;
 
-  /// A client has joined; those who wait to join can do so, too. @pre joining_ is held
+  /// A client has joined; those who wait to join can do so, too. If it has left before, others who do
+  /// not go on without it wait for it from now on. @pre joining_ is held
   [[gnu::cold]] void take_in(int client, std::size_t layers, WorkerRules const& rules,
                              ParameterListener& listener) {
     Client& own = clients_[client];
@@ -55,7 +56,7 @@ class ServerStreams {
     own.came = true;
     own.listener = &listener;
     entrance_.wake();
-    let_in(client);
+    if (!goes_on() && layers_.gone(worker_of(client))) wait_to_return(client);
   }
 
   [[gnu::cold]] void make_late(WorkerRules const& rules, std::span<LayerParameters const> layers) {
@@ -169,11 +170,6 @@ class ServerStreams {
             " joins again while others are in their steps or streams; over processes let it join "
             "when these have ended");
   }
-  /// It has joined again. If the others do not go on without workers that fail, they wait for it
-  /// from now on; otherwise from when it begins. @pre likewise
-  [[gnu::cold]] void let_in(int client) {
-    if (!goes_on() && layers_.gone(worker_of(client))) wait_to_return(client);
-  }
 
   /// A process of a worker that runs none of the layers here begins its stream when it speaks of
   /// late layers.
@@ -201,6 +197,15 @@ class ServerStreams {
     }
     end_undone();
     admit();
+  }
+
+  /// As ServerInProcess::end. @pre likewise
+  void end_stream(int client, bool failed) noexcept {
+    Client& own = clients_[client];
+    own.begins = false;
+    bool const awaited = failed && own.awaited.load() && layers_.in_stream(worker_of(client));
+    if (!own.active.exchange(false) && !awaited) return;
+    failed || goes_on_late() ? fail(worker_of(client)) : go_on_without(client);
   }
 
   /// Drops the client's requests; when this returns, its listener is not called for them any more.
@@ -280,10 +285,10 @@ class ServerInProcess : private ServerStreams {
     return layers_.size() == 0;
   }
   void leave(int client) noexcept {
+    std::lock_guard const lock(joining_);  // whoever is told may join at once in its place
     clients_[client].returns.store(false);
-    end(client, true);
+    end_stream(client, true);
     forget_asks(client);
-    std::lock_guard const lock(joining_);
     clients_[client].listener = nullptr;
     if (clients_.present(worker_of(client)) == 0) depart(worker_of(client));
   }
@@ -294,10 +299,10 @@ class ServerInProcess : private ServerStreams {
   /// left. If streams go on over another connection, its own does then.
   void lose(int client) noexcept {
     if (!layers_.durable()) return leave(client);
-    clients_[client].returns.store(false);
-    if (!resumes()) end(client, true);
-    forget_asks(client);
     std::lock_guard const lock(joining_);
+    clients_[client].returns.store(false);
+    if (!resumes()) end_stream(client, true);
+    forget_asks(client);
     clients_[client].awaited.store(clients_[client].active.exchange(false));
     clients_[client].listener = nullptr;
   }
@@ -414,8 +419,7 @@ class ServerInProcess : private ServerStreams {
   }
   [[nodiscard]] bool has_turn(int client, std::size_t l) {
     std::lock_guard const lock(mutex(l));
-    return layers_.adds() != staleness::Adds::in_turn ||
-           layers_[l].workers().has_turn(worker_of(client));
+    return layers_.has_turn(l, worker_of(client));
   }
   void report(int client, double loss) {
     begin_without_layers(client);
@@ -462,11 +466,7 @@ class ServerInProcess : private ServerStreams {
   /// Ends a stream of a client, which then gets no further notifications of it.
   void end(int client, bool failed) noexcept {
     std::lock_guard const lock(joining_);
-    Client& own = clients_[client];
-    own.begins = false;
-    bool const awaited = failed && own.awaited.load() && layers_.in_stream(worker_of(client));
-    if (!own.active.exchange(false) && !awaited) return;
-    failed || goes_on_late() ? fail(worker_of(client)) : go_on_without(client);
+    end_stream(client, failed);
   }
 
   /// The slowest worker in the layers that this client has asked for, as text; empty if it waits

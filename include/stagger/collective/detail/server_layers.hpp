@@ -98,6 +98,10 @@ class StoredLayers {
     });
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
+  /// Whether a worker may push a layer now. @pre the layer's lock is held
+  [[nodiscard]] bool has_turn(std::size_t l, int worker) const {
+    return adds() != staleness::Adds::in_turn || layers_[l]->workers().has_turn(worker);
+  }
   [[nodiscard]] ServerRecord const& record() const noexcept { return record_; }
   [[nodiscard]] bool logs() const noexcept { return store_rules_.log; }
   [[nodiscard]] bool durable() const noexcept { return folder_ != nullptr; }
