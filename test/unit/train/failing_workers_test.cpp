@@ -300,9 +300,10 @@ class StopsAmid final : public Forwarding {
 };
 class ComesBack final : public Forwarding {
  public:
-  ComesBack(ParameterServer const& server, Amid& amid) : ComesBack(server.worker(1).link(), amid) {}
+  ComesBack(ParameterServer const& server, Amid& amid)
+      : Forwarding(server.worker(1).link()), amid_(amid) {}
   [[nodiscard]] bool begins() const noexcept override {
-    bool const yes = link_->begins();
+    bool const yes = Forwarding::begins();
     if (!yes) amid_.waits.store(true);
     return yes;
   }
@@ -312,9 +313,6 @@ class ComesBack final : public Forwarding {
   }
 
  private:
-  ComesBack(std::shared_ptr<sg::detail::ParameterLink> link, Amid& amid)
-      : Forwarding(link), link_(std::move(link)), amid_(amid) {}
-  std::shared_ptr<sg::detail::ParameterLink> link_;
   Amid& amid_;
 };
 

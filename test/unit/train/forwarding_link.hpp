@@ -26,6 +26,7 @@ class Forwarding : public stagger::detail::ParameterLink {
   }
   void leave() noexcept override { own_->leave(); }
   void begin() override { own_->begin(); }
+  [[nodiscard]] bool begins() const noexcept override { return own_->begins(); }
   void read(std::size_t l, std::byte* values) override { own_->read(l, values); }
   void push(std::size_t l, std::byte const* values, bool last, Bytes part) override {
     own_->push(l, values, last, part);

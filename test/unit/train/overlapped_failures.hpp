@@ -47,16 +47,17 @@ class Watched final : public Forwarding {
   /// Whether that has happened.
   [[nodiscard]] bool happened() const { return at_ >= 0 && calls_.load() > at_; }
   /// The server knows that the worker wants to begin.
-  std::atomic<bool> asks{false};
+  mutable std::atomic<bool> asks{false};
   /// Before that: the worker waits until the others have ended a step, or until what is late of the
   /// last one has come.
-  std::atomic<bool> waits{false};
+  mutable std::atomic<bool> waits{false};
   /// The step with which it begins, once the server has let it in.
-  std::atomic<std::uint32_t> begins{0};
+  std::atomic<std::uint32_t> first_step{0};
   void comes_back() {
     watch(-1, nullptr);
+    waits.store(false);
     asks.store(false);
-    begins.store(0);
+    first_step.store(0);
   }
 
   void report(double loss) override {
@@ -82,16 +83,23 @@ class Watched final : public Forwarding {
   void ask_late(std::uint32_t step) override {
     call();
     Forwarding::ask_late(step);
-    if (step != 0) return;
-    waits.store(!waits_for().empty());
-    asks.store(true);
+    if (step == 0) wait(!waits_for().empty());
+  }
+  [[nodiscard]] bool begins() const noexcept override {
+    bool const yes = Forwarding::begins();
+    if (!yes) wait(true);
+    return yes;
   }
   void read(std::size_t l, std::byte* values) override {
     Forwarding::read(l, values);
-    begins.store(pushes_());
+    first_step.store(pushes_());
   }
 
  private:
+  void wait(bool waited) const noexcept {
+    if (!asks.load() || waited) waits.store(waited);
+    asks.store(true);
+  }
   void call() {
     if (calls_++ == at_) what_();
   }
@@ -191,8 +199,8 @@ std::optional<int> compare_failure(Server const& server, Model const& model, Rul
     // The server has let it in: before anything of that step was added, and then the step counts
     // it, or when the step had ended. If all layers are late, the others may end a step before it
     // has read any.
-    static_cast<void>(sg::detail::wait_until([&] { return links[dead]->begins != 0; }, 20));
-    bool const within = links[dead]->begins == 3;
+    static_cast<void>(sg::detail::wait_until([&] { return links[dead]->first_step != 0; }, 20));
+    bool const within = links[dead]->first_step == 3;
     done[dead] = within ? Done() : Done::nothing();
     oracle.train(batches[step++], done);
     if (!within) {
