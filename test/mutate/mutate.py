@@ -94,6 +94,9 @@ class Mutant:
                 self.edits.append((line, sign == "-", new))
                 new = []
             at += 1
+        ifs = sum((sign == "+") - (sign == "-") for sign, text in self.lines if re.search(r"\bif\b.*;$", text))
+        if ifs > 0 and at - 1 < len(lines) and lines[at - 1][1].startswith("else"):
+            return f"{self.where}: '{self.title}' adds an if that takes the else after it; write it with ?: or braces"
         return None
 
 
