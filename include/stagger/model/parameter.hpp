@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -200,8 +201,9 @@ struct ParameterState {
 struct ParameterShape {
   std::string name;  ///< as in ParameterState
   ElementType type = ElementType::f32;
-  std::size_t bytes = 0;  ///< of the values, and of each state
-  int states = 0;         ///< how many the optimizer keeps
+  std::size_t bytes = 0;              ///< of the values, and of each state
+  int states = 0;                     ///< how many the optimizer keeps
+  std::optional<std::size_t> rows{};  ///< of a matrix, 0: it is none; nothing: unknown
 };
 
 }  // namespace stagger

@@ -71,7 +71,7 @@ class LayerShape {
   }
   [[nodiscard]] [[gnu::cold]] ParameterShape shape(std::size_t i) const {
     return {text(layer_, ".", declarations_[i].name), declarations_[i].type, value_bytes(i),
-            static_cast<int>(states_)};
+            static_cast<int>(states_), declarations_[i].rows};
   }
   /// Where a parameter lies in the layer.
   [[nodiscard]] ByteRange range(std::size_t i) const noexcept {

@@ -6,7 +6,7 @@
 /// of 8 bytes:
 ///
 ///     8 bytes   "stgrckpt"
-///     u32 u32   version of the format (2), number of parameters
+///     u32 u32   version of the format (3), number of parameters
 ///     u64       size of the file, in bytes
 ///     i64 u64   step, seed
 ///     u64 u64   lengths of the two texts, in bytes
@@ -17,12 +17,14 @@
 ///     u64 u64   bits: as it was given to Pipeline::with, and as it was at this step
 ///     then for each parameter
 ///     u32 u32   element type (0: f32, 1: f64), length of the name
+///     u64       0: unknown, or 1 + rows of the matrix that it is, 1: it is none
 ///     u64 x 3   bytes of the value and of the two states of the optimizer
 ///     ...       name, value, first state, second state
 ///     u64       checksum of all words of 8 bytes before: from
 ///               h = 0x9e3779b97f4a7c15: h = (h ^ word) * 0xff51afd7ed558ccd; h ^= h >> 32
 ///
-/// Files of version 1, which say nothing of the optimizer, are read, too.
+/// Files of version 1, which say nothing of the optimizer, and of version 2, which say nothing of rows,
+/// are read, too.
 
 #include <algorithm>
 #include <array>
@@ -106,7 +108,7 @@ inline void remove_other_checkpoints(std::string const& folder, std::int64_t ste
 }
 
 inline constexpr std::string_view checkpoint_magic = "stgrckpt";
-inline constexpr std::uint32_t checkpoint_version = 2;
+inline constexpr std::uint32_t checkpoint_version = 3;
 
 [[nodiscard]] inline std::array<std::span<std::byte>, 3> blocks_of(
     ParameterState const& parameter) {
@@ -118,8 +120,11 @@ inline constexpr std::uint32_t checkpoint_version = 2;
 [[nodiscard]] inline List<ParameterShape> shapes_of(std::span<ParameterState const> parameters) {
   List<ParameterShape> shapes;
   for (auto const& p : parameters)
-    shapes.push_back(
-        {p.name, p.type, p.value.size(), p.state[1].empty() ? (p.state[0].empty() ? 0 : 1) : 2});
+    shapes.push_back({p.name,
+                      p.type,
+                      p.value.size(),
+                      p.state[1].empty() ? (p.state[0].empty() ? 0 : 1) : 2,
+                      {}});
   return shapes;
 }
 
@@ -128,7 +133,7 @@ inline void write_head(CheckedWriter& out, CheckpointState const& state,
   std::uint64_t size = 72 + padded(state.model.size()) + padded(state.settings.size()) +
                        padded(optimizer.name.size()) + optimizer.given.size() * 24 + 8;
   for (auto const& shape : shapes) {
-    size += 32 + padded(shape.name.size());
+    size += 40 + padded(shape.name.size());
     for (std::uint64_t const bytes : block_bytes_of(shape)) size += padded(bytes);
   }
   out.text(checkpoint_magic);
@@ -152,6 +157,7 @@ inline void write_head(CheckedWriter& out, CheckpointState const& state,
 inline void write_parameter(CheckedWriter& out, ParameterShape const& shape,
                             ParameterState const& parameter) {
   out.u32(static_cast<std::uint32_t>(shape.type), static_cast<std::uint32_t>(shape.name.size()));
+  out.u64(shape.rows ? *shape.rows + 1 : 0);
   for (std::uint64_t const bytes : block_bytes_of(shape)) out.u64(bytes);
   out.text(shape.name);
   for (auto const& block : blocks_of(parameter)) out.block(block);
@@ -162,6 +168,7 @@ struct ParsedCheckpoint {
   struct Entry {
     std::string name;
     std::uint32_t type = 0;
+    std::uint64_t rows = 0;  // 0: unknown, else one more
     std::array<std::uint64_t, 3> sizes{};
     std::array<std::uint64_t, 3> blocks{};
   };
@@ -206,6 +213,7 @@ inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
     ParsedCheckpoint::Entry entry;
     entry.type = in.u32();
     std::uint32_t const length = in.u32();
+    if (version > 2) entry.rows = in.u64();
     for (auto& bytes : entry.sizes) bytes = in.u64();
     entry.name = in.text(length);
     for (std::size_t b = 0; b < entry.sizes.size(); ++b) entry.blocks[b] = in.block(entry.sizes[b]);
@@ -244,6 +252,21 @@ inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
               ": the optimizer's state of '", shape.name, "' has ", entry.sizes[b],
               " bytes there, here ", bytes[b],
               "; give it that one, or take the values alone, as for predictions: Restore::values");
+  }
+}
+
+// Throws where a parameter is another matrix than when its state was made, if that matters.
+inline void check_rows(ParsedCheckpoint const& parsed, OptimizerRecord const& here,
+                       List<ParameterShape> const& shapes, std::string const& path) {
+  if (here.element_wise) return;
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    std::uint64_t const rows = parsed.entries[i].rows;
+    if (rows == 0 || !shapes[i].rows || rows == *shapes[i].rows + 1) continue;
+    raise(
+        Errc::mismatch, "the checkpoint ", path, " has the state of '", shapes[i].name, "' with ",
+        counted(rows - 1, "row"), ", here Parameter::matrix gives it ", *shapes[i].rows,
+        ", where the optimizer ", here.name,
+        " takes parameters whole; declare it as there, or take the values alone: Restore::values");
   }
 }
 
@@ -383,6 +406,8 @@ class Checkpoints {
         detail::check_model(parsed, model, shapes, restored.file, what);
         if (known && what == Restore::everything)
           detail::require_optimizer(parsed.optimizer, *here, restored.file);
+        if (known && what == Restore::everything)
+          detail::check_rows(parsed, *here, shapes, restored.file);
         if (known && what == Restore::everything && !set(parsed.optimizer))
           raise(Errc::mismatch, "the numbers of the optimizer ", here->name,
                 " have changed in the run that wrote ", restored.file,

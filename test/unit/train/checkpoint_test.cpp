@@ -146,10 +146,10 @@ TEST_CASE("train/checkpoint: the head of a file counts bytes beyond 32 bits", "[
   std::uint64_t size = 0;
   REQUIRE(bytes.size() > 24);
   std::memcpy(&size, bytes.data() + 16, sizeof size);
-  CHECK(size == 72 + 8 + 32 + 8 + 3 * large + 8);
+  CHECK(size == 72 + 8 + 40 + 8 + 3 * large + 8);
   std::vector<ParameterState> none;
   CHECK_THAT(refusal([&] { return checkpoints.restore("m", none); }),
-             Catch::Contains(" bytes instead of 16106127488; no other checkpoint in "));
+             Catch::Contains(" bytes instead of 16106127496; no other checkpoint in "));
 }
 
 TEST_CASE("train/checkpoint: every flipped bit is noticed and changes nothing", "[train]") {
@@ -799,6 +799,64 @@ TEST_CASE("train/Checkpoints: an optimizer whose numbers are not known is restor
     CHECK(checkpoints.restore("a model", reads, what).warnings.empty());
 }
 
+namespace {
+
+/// What an older version of the format would have written, from the descriptions of both.
+std::vector<char> as_version(char version, std::vector<char> bytes) {
+  auto const number = [&](std::size_t at) {
+    std::uint64_t value = 0;
+    for (std::size_t b = 8; b-- != 0;)
+      value = value << 8U | static_cast<unsigned char>(bytes[at + b]);
+    return static_cast<std::size_t>(value);
+  };
+  auto const padded = [](std::size_t size) { return (size + 7) / 8 * 8; };
+  auto const remove = [&](std::size_t at, std::size_t count) {
+    auto const first = bytes.begin() + static_cast<std::ptrdiff_t>(at);
+    bytes.erase(first, first + static_cast<std::ptrdiff_t>(count));
+  };
+  std::size_t at =
+      72 + padded(number(40)) + padded(number(48)) + padded(number(56)) + 24 * number(64);
+  for (std::size_t parameters = number(8) >> 32U; parameters != 0; --parameters) {
+    remove(at + 8, 8);  // rows
+    std::size_t const name = number(at) >> 32U;
+    std::size_t blocks = 0;
+    for (std::size_t b = 0; b < 3; ++b) blocks += padded(number(at + 8 + 8 * b));
+    at += 32 + padded(name) + blocks;
+  }
+  if (version == 1) remove(56, 16);  // the optimizer's name and numbers: none
+  bytes[8] = version;
+  for (std::size_t b = 0; b < 8; ++b) bytes[16 + b] = static_cast<char>(bytes.size() >> (8 * b));
+  seal(bytes);
+  return bytes;
+}
+
+/// A row of numbers that are declared as a matrix.
+struct Matrix {
+  using Input = float;
+  using Output = float;
+  explicit Matrix(std::size_t rows)
+      : factors(rows == 0 ? stagger::Parameter<>("factors", {1, 2, 3, 4, 5, 6})
+                          : stagger::Parameter<>("factors", {1, 2, 3, 4, 5, 6}).matrix(rows)) {}
+  stagger::Parameter<> factors;
+  auto parameters() { return std::tie(factors); }
+  void forward(stagger::Context& context, float const& x, float& y, stagger::NothingSaved&) {
+    y = x * context[factors][2];
+  }
+  void backward(stagger::Context& context, float const& x, float const& dy, float& dx,
+                stagger::NothingSaved&) {
+    context.gradient(factors)[2] += x * dy;
+    dx = dy * context[factors][2];
+  }
+};
+struct OfWhole : Own {
+  static constexpr bool element_wise = false;
+};
+template <class O> auto matrix_trainer(std::size_t rows, O optimizer) {
+  return stagger::Pipeline{Matrix{rows}}.with(Square{}, optimizer, stagger::host::Threads{1});
+}
+
+}  // namespace
+
 TEST_CASE("train/Checkpoints: a file of version 1 is read, and says that it names no optimizer",
           "[train]") {
   TemporaryFolder const folder;
@@ -806,14 +864,9 @@ TEST_CASE("train/Checkpoints: a file of version 1 is read, and says that it name
   auto train = trainer(stagger::optimizer::Sgd{});
   stagger::run(train.step(data));
   checkpoints.write(state(5), train.parameters());  // without an optimizer: two zeros
-  auto bytes = read(checkpoints.path(5));
+  auto const bytes = read(checkpoints.path(5));
   CHECK(std::vector<char>(bytes.begin() + 56, bytes.begin() + 72) == std::vector<char>(16, '\0'));
-  bytes.erase(bytes.begin() + 56, bytes.begin() + 72);
-  bytes[8] = 1;  // version
-  bytes[16] = static_cast<char>(bytes.size() & 0xffU);
-  bytes[17] = static_cast<char>(bytes.size() >> 8U);
-  seal(bytes);
-  write(checkpoints.path(5), bytes);
+  write(checkpoints.path(5), as_version(1, bytes));
   auto reads = trainer(stagger::optimizer::Sgd{.momentum = 0.5});
   auto const found = checkpoints.restore("a model", reads);
   CHECK(found.warnings ==
@@ -821,6 +874,41 @@ TEST_CASE("train/Checkpoints: a file of version 1 is read, and says that it name
                                                        "that none was compared"});
   CHECK(reads.steps() == 5);
   CHECK(bits(reads) == bits(train));
+}
+
+TEST_CASE("train/Checkpoints: state of a matrix is not read for one of other rows", "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto train = matrix_trainer(2, OfWhole{});
+  stagger::run(train.step(data));
+  checkpoints.write(state(1), train);
+  auto const read_by = [&](std::size_t rows, auto optimizer,
+                           stagger::Restore what = stagger::Restore::everything) {
+    auto reads = matrix_trainer(rows, optimizer);
+    auto const before = bits(reads);
+    auto const said = refusal([&] { return checkpoints.restore("a model", reads, what); });
+    CHECK((bits(reads) == before) == (said != "accepted"));
+    return said;
+  };
+  CHECK(read_by(2, OfWhole{}) == "accepted");
+  for (std::size_t const rows : {std::size_t{0}, std::size_t{3}})
+    CHECK_THAT(read_by(rows, OfWhole{}),
+               Catch::Contains("has the state of '0.factors' with 2 rows, here Parameter::matrix "
+                               "gives it " +
+                               std::to_string(rows) + ", where the optimizer ") &&
+                   Catch::EndsWith("or take the values alone: Restore::values"));
+  CHECK(read_by(3, OfWhole{}, stagger::Restore::values) == "accepted");
+  CHECK(read_by(3, OfWhole{}, stagger::Restore::other_optimizer) == "accepted");
+
+  // A file of version 2 does not say how many there were.
+  write(checkpoints.path(1), as_version(2, read(checkpoints.path(1))));
+  CHECK(read_by(3, OfWhole{}) == "accepted");
+
+  // For an optimizer by element, rows have no meaning.
+  auto other = matrix_trainer(2, Own{});
+  stagger::run(other.step(data));
+  checkpoints.write(state(1), other);
+  CHECK(read_by(3, Own{}) == "accepted");
 }
 
 TEST_CASE("train/Checkpoints: an optimizer that lies under a right checksum is refused or read",

@@ -104,7 +104,9 @@ struct GroupParameters {
       auto const& layer = model.parameters[of.first];
       for (std::size_t p = 0; p < layer.count(); ++p) {
         shapes.push_back(layer.shape(p));
-        if (of.split) shapes.back().bytes = whole_bytes(layer, p);
+        if (!of.split) continue;
+        shapes.back().bytes = whole_bytes(layer, p);
+        shapes.back().rows = {};  // those of a piece say nothing of the whole
       }
     }
     return shapes;

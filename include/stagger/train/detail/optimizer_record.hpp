@@ -20,13 +20,14 @@ struct OptimizerRecord {
   std::string name{};                 // empty: unknown
   List<PolicyNumber> given{}, now{};  // none: unknown
   bool tells = true;                  // whether the program can know its numbers
+  bool element_wise = true;           // of the program's; a file does not say it
 };
 
 /// @param given  as it was given to Pipeline::with
 template <class Optimizer>
 [[nodiscard]] OptimizerRecord optimizer_record(Optimizer const& given, Optimizer const& now) {
   return {policy_name<Optimizer>(), policy_numbers(given), policy_numbers(now),
-          each_number(now, [](auto const*, std::size_t) {})};
+          each_number(now, [](auto const*, std::size_t) {}), Optimizer::element_wise};
 }
 
 /// The optimizer of a checkpoint, or of a program, as it was given.
