@@ -181,6 +181,7 @@ class LayerMemory : public LayerShape {
     HeldStates& held = copy != nullptr ? copy->own_states() : blocks_;
     bool const first = held.held.last == 0 && range.last != 0;
     auto const* const there = copy != nullptr ? copy->memory() : memory();
+    if (copy != nullptr && first) others_.reserve(others_.size() + 1);  // before memory is held
     if (!held.hold(range, there, states_)) return false;
     if (there == nullptr) saved_.make(there, range.size(), states_);
     if (there == nullptr || !first) return true;

@@ -39,6 +39,8 @@ namespace sg = stagger;
 namespace {
 
 using plain_layers::Numbers;
+using plain_layers::on_each_device;
+using plain_layers::updates_before;
 using plain_layers::width;
 
 sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
@@ -224,21 +226,6 @@ std::vector<Shares> const all_shares{{{1, 1}},
                                      {{3, 1}, {1, 1}},
                                      {{1, 1, 1}, {2, 1}, {1}},
                                      {{1, 1}, {1, 1, 1, 1}, {1}, {1, 2, 1}}};
-
-template <class Check> void on_each_device(Check check) {
-  for (int const threads : {1, 2, 4}) check(sg::host::Threads{threads});
-  check(sg::sim::VirtualClock{.jitter = 0.5, .seed = 11});
-}
-
-/// Updates made at a stage before a microbatch's forward, counted in the table itself.
-int updates_before(sg::schedule::Table const& table, int stage, int microbatch) {
-  int done = 0;
-  for (auto const& a : table.row(stage)) {
-    if (a.kind == sg::schedule::Kind::forward && a.microbatch == microbatch) return done;
-    if (sg::schedule::ends_flight(a.kind)) ++done;
-  }
-  return -1;
-}
 
 }  // namespace
 

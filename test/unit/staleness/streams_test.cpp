@@ -93,21 +93,6 @@ auto make(int stages, Schedule schedule, Staleness staleness, Device device, int
   return sg::Pipeline{std::move(layers)}.with(schedule, staleness, Loss{}, adam, device);
 }
 
-/// Updates made at a stage before a microbatch's forward, counted in the table itself.
-int updates_before(sg::schedule::Table const& table, int stage, int microbatch) {
-  int done = 0;
-  for (auto const& a : table.row(stage)) {
-    if (a.kind == sg::schedule::Kind::forward && a.microbatch == microbatch) return done;
-    if (sg::schedule::ends_flight(a.kind)) ++done;
-  }
-  return -1;
-}
-
-template <class Check> void on_each_device(Check check) {
-  for (int const threads : {1, 2, 3}) check(sg::host::Threads{threads});
-  check(sg::sim::VirtualClock{.jitter = 0.5, .seed = 11});
-}
-
 }  // namespace
 
 TEST_CASE("staleness/WeightStashing: PipeDream has the bits of an oracle that keeps every version",

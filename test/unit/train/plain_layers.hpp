@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/host/threads.hpp>
+#include <stagger/schedule/table.hpp>
+#include <stagger/sim/virtual_clock.hpp>
 #include <stagger/train/pipeline.hpp>
 
 namespace plain_layers {
@@ -127,6 +130,22 @@ template <class Trainer> std::vector<Numbers> states(Trainer& train) {
       result.push_back(std::move(values));
     }
   return result;
+}
+
+/// Updates made at a stage before a microbatch's forward, counted in the table itself.
+inline int updates_before(sg::schedule::Table const& table, int stage, int microbatch) {
+  int done = 0;
+  for (auto const& a : table.row(stage)) {
+    if (a.kind == sg::schedule::Kind::forward && a.microbatch == microbatch) return done;
+    if (sg::schedule::ends_flight(a.kind)) ++done;
+  }
+  return -1;
+}
+
+/// Calls `check` with host threads and with a virtual clock.
+template <class Check> void on_each_device(Check check) {
+  for (int const threads : {1, 2, 4}) check(sg::host::Threads{threads});
+  check(sg::sim::VirtualClock{.jitter = 0.5, .seed = 11});
 }
 
 }  // namespace plain_layers
