@@ -83,10 +83,15 @@ extern template void adopt_parameter(List<ParameterDeclaration>&, Parameter<doub
 
 template <class L> List<ParameterDeclaration> adopt_parameters(L& layer, int number) {
   List<ParameterDeclaration> declarations;
-  if constexpr (HasParameters<L>)
-    std::apply(
-        [&](auto&... parameters) { (adopt_parameter(declarations, parameters, number), ...); },
-        layer.parameters());
+  if constexpr (HasParameters<L>) {
+    auto const all = layer.parameters();
+    if constexpr (requires { all.data(); })
+      for (auto& parameter : all) adopt_parameter(declarations, parameter, number);
+    else
+      std::apply(
+          [&](auto&... parameters) { (adopt_parameter(declarations, parameters, number), ...); },
+          all);
+  }
   return declarations;
 }
 

@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -99,10 +100,12 @@ concept LosesSaved =
 
 template <class T> inline constexpr bool is_tie = false;
 template <ParameterElement... T> inline constexpr bool is_tie<std::tuple<Parameter<T>&...>> = true;
+// As many as are known at run time.
+template <ParameterElement T> inline constexpr bool is_tie<std::span<Parameter<T>>> = true;
 
 }  // namespace detail
 
-/// Whether S has `parameters()`, which returns a `std::tie` of Parameters.
+/// Whether S has `parameters()`, which returns a `std::tie` of Parameters or a `std::span` of them.
 template <class S>
 concept TiesParameters =
     !HasParameters<S> ||
@@ -124,6 +127,9 @@ concept TiesParameters =
 ///
 ///     auto parameters() { return std::tie(weight, bias); }  // optional
 /// @endcode
+///
+/// A layer that learns at run time how many parameters it has keeps them in a `std::vector` and
+/// returns a `std::span<Parameter<T>>` of all of them instead.
 ///
 /// Results are written into objects of the engine (`y`, `dx`, Saved), which are taken by reference
 /// and keep their memory from one microbatch to the next; x and dy stay valid until the last

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -205,6 +206,65 @@ TEST_CASE("train/Trainer: one device refuses the norms that a pipeline refuses",
     CHECK_THROWS_WITH(model.with(Square{}, options), sentence);
     CHECK_THROWS_WITH(model.on_one_device(Square{}, options), sentence);
   }
+}
+
+/// y = (a0 + a1 + a2) x, whose parameters are tied or a list.
+template <bool listed> struct Sum {
+  using Input = float;
+  using Output = float;
+  std::vector<sg::Parameter<float>> all;
+  explicit Sum(std::vector<std::string> const& names) {
+    for (auto const& name : names) all.emplace_back(name, std::vector{0.5F}, name != "b");
+  }
+  auto parameters() {
+    if constexpr (listed)
+      return std::span(all);
+    else
+      return std::tie(all[0], all[1], all[2]);
+  }
+  void forward(sg::Context& context, float const& x, float& y, auto&) const {
+    y = 0;
+    for (auto const& a : all) y += context[a][0] * x;
+  }
+  void backward(sg::Context& context, float const& x, float const& dy, float& dx, auto&) const {
+    dx = 0;
+    float factor = 1;
+    for (auto const& a : all) {
+      dx += context[a][0] * dy;
+      context.gradient(a)[0] += factor * x * dy;
+      factor /= 3;
+    }
+  }
+};
+static_assert(sg::Stage<Sum<true>> && sg::Stage<Sum<false>>);
+
+TEST_CASE("train/Trainer: parameters that a layer lists at run time are trained like tied ones",
+          "[train]") {
+  using List = Sum<true>;
+  std::vector<std::string> const names{"w", "b", "c"};
+  sg::optimizer::AdamW const optimizer{.rate = 0.1F};
+  sg::Batch<float, float> const data{{1, 2, -1}, {5, 10, 3}};
+  auto list =
+      sg::Pipeline{List(names), List(names)}.with(Square{}, optimizer, sg::host::Threads{2});
+  auto tied = sg::Pipeline{Sum<false>(names), Sum<false>(names)}.with(Square{}, optimizer,
+                                                                      sg::host::Threads{2});
+  for (int step = 0; step < 3; ++step) {
+    sg::run(list.step(data));
+    sg::run(tied.step(data));
+  }
+  auto const of_list = list.parameters();
+  auto const of_tied = tied.parameters();
+  REQUIRE(of_list.size() == 6);
+  REQUIRE(of_tied.size() == 6);
+  for (std::size_t i = 0; i < of_list.size(); ++i) {
+    CHECK(of_list[i].name == of_tied[i].name);
+    CHECK(of_list[i].values<float>()[0] == of_tied[i].values<float>()[0]);
+    CHECK(of_list[i].values<float>()[0] != 0.5F);
+  }
+  CHECK(sg::Pipeline{List({}), List(names)}.with(Square{}).parameters().size() == 3);
+  CHECK_THROWS_WITH(
+      sg::Pipeline{List({"w", "b", "w"})}.with(Square{}),
+      Catch::Contains("parameters() of layer 0 lists 'w' twice; list each Parameter once"));
 }
 
 }  // namespace trainer_test

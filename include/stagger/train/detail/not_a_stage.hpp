@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -41,10 +42,12 @@ concept TakesNothingSaved =
 template <class T> inline constexpr bool is_const_tie = false;
 template <class... T>
 inline constexpr bool is_const_tie<std::tuple<Parameter<T> const&...>> = sizeof...(T) != 0;
+template <class T> inline constexpr bool is_const_tie<std::span<Parameter<T> const>> = true;
 
 // Whether T is a std::tie with a Parameter of a type that Parameter has refused itself.
 template <class T> inline constexpr bool is_refused_tie = false;
 template <class... T> inline constexpr bool is_refused_tie<std::tuple<Parameter<T>&...>> = true;
+template <class T> inline constexpr bool is_refused_tie<std::span<Parameter<T>>> = true;
 
 template <class S> consteval StageFault stage_fault() {
   using enum StageFault;
@@ -130,7 +133,8 @@ template <class S> struct NotAStage {
                 "over the values: 'auto parameters() { return std::tie(weight, bias); }'");
   static_assert(is_not<parameters_not_tied>,
                 "stagger: not a Stage: its parameters() must return std::tie of all its "
-                "Parameters: 'auto parameters() { return std::tie(weight, bias); }'");
+                "Parameters, or a std::span of them: 'auto parameters() { return std::tie(weight, "
+                "bias); }'");
   static_assert(is_not<no_weight_gradient>,
                 "stagger: not a Stage: it has parameters() but adds to no gradient of theirs; add "
                 "'void backward_weight(Context&, Input const& x, Output const& dy, Saved& saved)'");
