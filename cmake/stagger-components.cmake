@@ -48,6 +48,11 @@ stagger_component(nccl HEADERS nccl/*.hpp nccl/detail/*.hpp LINKS stagger::cuda 
   FIND NCCL 2.27
   REMEDY "install NCCL 2.27 or newer or set NCCL_ROOT")
 
+stagger_component(torch HEADERS torch/*.hpp torch/detail/*.hpp LINKS stagger::stagger LibTorch::cpu
+  INCLUDES "^torch/" "^ATen/" "^c10/"
+  FIND LibTorch 2.6
+  REMEDY "install torch 2.6 or newer from PyPI and add what its torch.utils.cmake_prefix_path says to CMAKE_PREFIX_PATH, or set LibTorch_ROOT to its folder")
+
 # Sets <out> to the components in <requested> and their dependencies, each after those that it needs.
 function(stagger_closure out requested)
   set(result "")
