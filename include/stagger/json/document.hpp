@@ -76,9 +76,39 @@ namespace detail {
          ": '" + value + "' ";
 }
 
+/// Lists and objects within each other, at most: code that walks through them calls itself for each.
+inline constexpr int most_nested = 200;
+
+/// Refuses a text whose lists and objects lie deeper within each other.
+inline void require_shallow(std::string const& text, std::string const& source) {
+  int open = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    char const c = text[i];
+    if (c == '"') quoted = !quoted;
+    if (quoted && c == '\\') ++i;  // a quote behind it does not end the string
+    if (quoted) continue;
+    if (c == ']' || c == '}') --open;
+    if ((c == '[' || c == '{') && ++open > most_nested)
+      raise(Errc::bad_data, source, place(text, i), "is more than ", most_nested,
+            " lists and objects deep; nest fewer within each other");
+  }
+}
+
 /// A value on one line; bytes of a name that are not UTF-8 are replaced.
 [[nodiscard]] inline std::string line_of_json(Value const& value) {
   return value.dump(-1, ' ', false, Value::error_handler_t::replace);
+}
+
+/// A value as errors show it: in about 40 bytes, without a walk through large lists and objects.
+[[nodiscard]] inline std::string shown(Value const& value) {
+  bool const nested = std::any_of(value.begin(), value.end(), [&](Value const& element) {
+    return value.is_structured() && element.is_structured();
+  });
+  if (value.is_structured() && (nested || value.size() > 8))
+    return text(value.is_array() ? "a list of " : "an object of ", counted(value.size(), "value"));
+  std::string const line = line_of_json(value);
+  return line.size() > 40 ? line.substr(0, 37) + "..." : line;
 }
 
 /// An object with one key on each line, and for the list of key `split` one element on each line.
@@ -105,10 +135,12 @@ class Field {
  public:
   /// Reads a whole file. A byte order mark at its front is skipped.
   /// @param  source  its name in error messages
-  /// @throws Error   bad_data naming file, line, column and what stands there
+  /// @throws Error   bad_data naming file, line, column and what stands there, also for lists and
+  ///                 objects that lie too deep within each other
   [[nodiscard]] static Field parse(std::string text, std::string source) {
     text.erase(0, text.size() - stagger::detail::without_byte_order_mark(text).size());
     auto file = std::make_shared<File>(File{std::move(text), std::move(source), {}});
+    detail::require_shallow(file->text, file->source);
     std::istringstream in(file->text);
     auto const refuse_text = [&](std::size_t at) {
       at = std::min(at, file->text.size());
@@ -133,9 +165,8 @@ class Field {
   /// Throws an error about this field.
   /// @param  why  the end of the sentence: "; give ..."
   [[noreturn, gnu::cold]] void refuse(std::string const& why) const {
-    std::string shown = detail::line_of_json(*value_);
-    if (shown.size() > 40) shown = shown.substr(0, 37) + "...";
-    raise(Errc::bad_data, where(), ": ", name_.empty() ? "the file" : name_, " is ", shown, why);
+    raise(Errc::bad_data, where(), ": ", name_.empty() ? "the file" : name_, " is ",
+          detail::shown(*value_), why);
   }
 
   /// File and line, with which error messages begin.

@@ -102,6 +102,38 @@ TEST_CASE("json/read_profile: what is wrong is named by file, line, field and va
           "layers[0].backward_weight_s is 2, more than its layer's backward_s = 1");
 }
 
+TEST_CASE("json/read_profile: lists of any depth and size end in one short sentence", "[json]") {
+  auto const words = [](std::string const& text) {
+    try {
+      static_cast<void>(json::read_profile(text, "p.json"));
+    } catch (stagger::Error const& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  auto const nested = [](std::size_t depth, std::string const& open, std::string const& close) {
+    std::string text = "{\"batch\": 1,\n\"layers\": ";
+    for (std::size_t i = 0; i < depth; ++i) text += open;
+    for (std::size_t i = 0; i < depth; ++i) text += close;
+    return text + "}";
+  };
+  CHECK_THAT(
+      words(nested(300000, "[", "]")),
+      Catch::StartsWith("p.json, line 2, column 210: '[[[[[[[[[[[[[[[[[[[[' is more than 200 "
+                        "lists and objects deep; nest fewer within each other"));
+  CHECK_THAT(words(nested(300000, "{\"[\\\"\": ", "}")), Catch::Contains("is more than 200"));
+  CHECK_THAT(words(nested(200, "[", "]")), Catch::Contains("is more than 200 lists"));
+  CHECK_THAT(words(nested(199, "[", "]")),
+             Catch::Contains("p.json, line 2: layers[0] is a list of 1 value; give an object"));
+  CHECK_THAT(words(profile("[1, 2, 3, 4, 5, 6, 7, 8, 9]")),
+             Catch::Contains("layers[0] is a list of 9 values; give an object"));
+  CHECK_THAT(words(profile(layer, "{\"a\": {}, \"b\": []}")),
+             Catch::Contains("batch is an object of 2 values; give a whole number"));
+  // Brackets in texts are none, also behind a quote in them.
+  std::string const name = "\"\\\"" + std::string(300, '[') + "\"";
+  CHECK(json::read_profile(profile(with("name", name)), "p.json").layers[0].name.size() == 301);
+}
+
 TEST_CASE("json/read_profile: a byte order mark and CRLF change neither values nor places",
           "[json]") {
   std::string const text =
