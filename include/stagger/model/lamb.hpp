@@ -27,11 +27,13 @@ struct Lamb {
   double epsilon = 1e-6;       ///< added to the root of the second moment
   double weight_decay = 0.01;  ///< of parameters to which weight decay applies
 
-  /// @throws Error  bad_configuration for a rate or a decay of moments that cannot train
+  /// @throws Error  bad_configuration for numbers that cannot train
   void check() const {
     detail::require_rate(rate);
     detail::require_decay("beta1", beta1);
     detail::require_decay("beta2", beta2);
+    detail::require_epsilon(epsilon);
+    detail::require_weight_decay(weight_decay);
   }
 
   template <class T>

@@ -35,10 +35,11 @@ struct Muon {
     return std::tie(rate, momentum, weight_decay, others.rate, others.beta1, others.beta2,
                     others.epsilon, others.weight_decay);
   }
-  /// @throws Error  bad_configuration for a rate or a decay of moments that cannot train
+  /// @throws Error  bad_configuration for numbers that cannot train
   void check() const {
     detail::require_rate(rate);
     detail::require_decay("momentum", momentum);
+    detail::require_weight_decay(weight_decay);
     others.check();
   }
 

@@ -53,6 +53,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <type_traits>
 
@@ -109,11 +110,25 @@ struct HostRule<O> {
 };
 template <class O> using HostRuleOf = typename HostRule<O>::type;
 
-/// @throws Error  bad_configuration for a rate below 0, or a decay outside of [0, 1)
+/// @throws Error  bad_configuration for numbers with which an update is not finite, or grows what it
+///                should decay: a rate or a weight decay below 0 or beyond the floats, a decay of
+///                moments outside of [0, 1), an epsilon that is 0 as a float
 [[gnu::cold]] inline void require_rate(double rate) {
-  if (!(rate >= 0))
+  if (!(rate >= 0 && rate <= std::numeric_limits<float>::max()))
     raise(Errc::bad_configuration, "a learning rate of ", rate,
-          " cannot train; use a rate of 0 or more");
+          " cannot train; use a finite rate of 0 or more");
+}
+[[gnu::cold]] inline void require_weight_decay(double decay) {
+  if (!(decay >= 0 && decay <= std::numeric_limits<float>::max()))
+    raise(Errc::bad_configuration, "an optimizer with weight_decay = ", decay,
+          " cannot train; use a finite number of 0 or more");
+}
+[[gnu::cold]] inline void require_epsilon(double epsilon) {
+  if (!(epsilon >= std::numeric_limits<float>::min() &&
+        epsilon <= std::numeric_limits<float>::max()))
+    raise(Errc::bad_configuration, "an optimizer with epsilon = ", epsilon,
+          " cannot train, since an element whose gradient is 0 is divided by it; use a number such "
+          "as 1e-8");
 }
 [[gnu::cold]] inline void require_decay(char const* name, double decay) {
   if (!(decay >= 0 && decay < 1))
@@ -136,10 +151,11 @@ struct Sgd {
   double momentum = 0;      ///< 0 <= momentum < 1
   double weight_decay = 0;  ///< added to the gradient as weight_decay * value
 
-  /// @throws Error  bad_configuration for a rate or momentum that cannot train
+  /// @throws Error  bad_configuration for numbers that cannot train
   void check() const {
     detail::require_rate(rate);
     detail::require_decay("momentum", momentum);
+    detail::require_weight_decay(weight_decay);
   }
 
   template <class T>
@@ -181,11 +197,13 @@ struct AdamW {
   double epsilon = 1e-8;       ///< added to the root of the second moment
   double weight_decay = 0.01;  ///< value -= rate * weight_decay * value
 
-  /// @throws Error  bad_configuration for a rate or a decay of moments that cannot train
+  /// @throws Error  bad_configuration for numbers that cannot train
   void check() const {
     detail::require_rate(rate);
     detail::require_decay("beta1", beta1);
     detail::require_decay("beta2", beta2);
+    detail::require_epsilon(epsilon);
+    detail::require_weight_decay(weight_decay);
   }
 
   template <class T>

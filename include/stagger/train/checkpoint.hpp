@@ -315,9 +315,14 @@ class Checkpoints {
   /// of its optimizer. Over processes all call it, and process 0 writes without ever having the
   /// whole model in memory.
   /// @tparam Train  a Trainer
+  /// @throws Error  also mismatch unless the state's step is that of the trainer
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   void write(CheckpointState const& state, Train& train) const {
+    if (std::int64_t const taken = train.steps(); state.step != taken)
+      raise(Errc::mismatch, "the checkpoint is said to be of step ", state.step,
+            ", where the trainer has taken ", counted(taken, "step"),
+            "; give CheckpointState::step what Trainer::steps says, with which it goes on");
     write(state, detail::optimizer_record(train.given_optimizer(), train.optimizer()),
           train.parameter_shapes(), [&](auto const& add) { return train.each_parameter(0, add); });
   }

@@ -581,7 +581,7 @@ TEST_CASE("train/Checkpoints: a restored trainer goes on to the bit, with step a
   // A program whose schedule begins elsewhere: what changed in the run is not compared.
   auto changed = trainer(Own{});
   changed.optimizer().rate = 0.03;
-  checkpoints.write(state(9), changed);
+  checkpoints.write(state(changed.steps()), changed);
   auto later = trainer(Own{.rate = 0.05});
   CHECK_NOTHROW(checkpoints.restore("a model", later));
   CHECK(later.optimizer().rate == 0.03);
@@ -639,13 +639,28 @@ TEST_CASE("train/Checkpoints: another optimizer is refused in one sentence, unle
   // With another number of states.
   auto adam = trainer(AdamW{});
   auto sgd = trainer(Sgd{});
-  checkpoints.write(state(3), adam);
+  checkpoints.write(state(0), adam);
   for (Restore const what : {Restore::everything, Restore::other_optimizer}) {
     auto const text = refusal([&] { return checkpoints.restore("a model", sgd, what); });
     CHECK_THAT(text, Catch::Contains("AdamW(0.001") && Catch::Contains("Restore::values"));
   }
   CHECK_THROWS_WITH(checkpoints.restore("a model", sgd, Restore::other_optimizer),
                     Catch::Contains("the optimizer's state of '0.a' has 8 bytes there, here 0"));
+}
+
+TEST_CASE("train/Checkpoints: a checkpoint is of the step that its trainer has taken", "[train]") {
+  TemporaryFolder const folder;
+  Checkpoints const checkpoints(folder.path());
+  auto train = trainer(stagger::optimizer::AdamW{});
+  for (int s = 0; s < 2; ++s) stagger::run(train.step(data));
+  for (std::int64_t const other : {0, 1, 3})
+    CHECK(refusal([&] { return checkpoints.write(state(other), train), 0; }) ==
+          "the checkpoint is said to be of step " + std::to_string(other) +
+              ", where the trainer has taken 2 steps; give CheckpointState::step what "
+              "Trainer::steps says, with which it goes on");
+  CHECK(checkpoints.steps().empty());
+  checkpoints.write(state(2), train);
+  CHECK(checkpoints.steps() == std::vector<std::int64_t>{2});
 }
 
 TEST_CASE("train/Checkpoints: a pipeline that only predicts takes the values alone", "[train]") {
@@ -916,6 +931,7 @@ TEST_CASE("train/Checkpoints: an optimizer that lies under a right checksum is r
   TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   auto train = trainer(Own{});
+  train.resume(5);
   checkpoints.write(state(5), train);
   auto const good = read(checkpoints.path(5));
   int refusals = 0;

@@ -18,6 +18,8 @@
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/core/tensor.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/model/lamb.hpp>
+#include <stagger/model/muon.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
@@ -501,7 +503,7 @@ TEST_CASE("train/Trainer: failed_at says where a stage threw, and the exception 
 TEST_CASE("train/bad input: rates that cannot train, values of another type", "[train]") {
   auto const batch = data(2);
   sg::Pipeline const model{Scale<>{}, Scale<>{}};
-  char const* const negative = "a learning rate of -1 cannot train; use a rate of 0 or more";
+  char const* const negative = "a learning rate of -1 cannot train; use a finite rate of 0 or more";
   using sg::optimizer::AdamW, sg::optimizer::Sgd;
   CHECK(said([&] { (void)model.with(Mse{}, Sgd{.rate = -1}); }) == negative);
   CHECK(said([&] { (void)model.with(Mse{}, AdamW{.rate = -1}); }) == negative);
@@ -513,6 +515,24 @@ TEST_CASE("train/bad input: rates that cannot train, values of another type", "[
   CHECK_THAT(said([&] { (void)model.with(Mse{}, AdamW{.beta1 = 1}); }), Catch::Contains("beta1"));
   CHECK_THAT(said([&] { (void)model.with(Mse{}, AdamW{.beta2 = -0.5}); }),
              Catch::Contains("beta2"));
+  auto const infinite = std::numeric_limits<double>::infinity();
+  for (double const bad : {nan, infinite, 1e39, -0.5}) {  // 1e39 is infinite as a float
+    CAPTURE(bad);
+    auto const decays = Catch::StartsWith("an optimizer with weight_decay = ");
+    CHECK_THAT(said([&] { (void)model.with(Mse{}, Sgd{.weight_decay = bad}); }), decays);
+    CHECK_THAT(said([&] { (void)model.with(Mse{}, AdamW{.weight_decay = bad}); }), decays);
+    CHECK_THAT(said([&] { sg::optimizer::Lamb{.weight_decay = bad}.check(); }), decays);
+    CHECK_THAT(said([&] { sg::optimizer::Muon{.weight_decay = bad}.check(); }), decays);
+    auto const rates = Catch::StartsWith("a learning rate of ");
+    CHECK_THAT(said([&] { (void)model.with(Mse{}, Sgd{.rate = bad}); }), rates);
+    CHECK_THAT(said([&] { sg::optimizer::Muon{.others = {.rate = bad}}.check(); }), rates);
+  }
+  for (double const bad : {0.0, 1e-50, nan, infinite, -1e-8}) {  // 1e-50 is 0 as a float
+    CAPTURE(bad);
+    auto const divides = Catch::StartsWith("an optimizer with epsilon = ");
+    CHECK_THAT(said([&] { (void)model.with(Mse{}, AdamW{.epsilon = bad}); }), divides);
+    CHECK_THAT(said([&] { sg::optimizer::Lamb{.epsilon = bad}.check(); }), divides);
+  }
   auto train = model.with(Mse{}, Sgd{.rate = 0});
   sg::run(train.step(batch));
   train.optimizer().rate = -1;
