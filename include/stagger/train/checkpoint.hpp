@@ -319,12 +319,14 @@ class Checkpoints {
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   void write(CheckpointState const& state, Train& train) const {
-    if (std::int64_t const taken = train.steps(); state.step != taken)
-      raise(Errc::mismatch, "the checkpoint is said to be of step ", state.step,
-            ", where the trainer has taken ", counted(taken, "step"),
-            "; give CheckpointState::step what Trainer::steps says, with which it goes on");
+    require_taken(state.step, train.steps());
     write(state, detail::optimizer_record(train.given_optimizer(), train.optimizer()),
-          train.parameter_shapes(), [&](auto const& add) { return train.each_parameter(0, add); });
+          train.parameter_shapes(), [&](auto const& add) {
+            bool const writes = train.each_parameter(0, add);
+            require_taken(state.step,
+                          train.steps());  // another thread may have taken one meanwhile
+            return writes;
+          });
   }
 
   /// Reads the newest checkpoint that is whole into `parameters`. Nothing is changed before
@@ -367,6 +369,12 @@ class Checkpoints {
   }
 
  private:
+  [[gnu::cold]] static void require_taken(std::int64_t step, std::int64_t taken) {
+    if (step != taken)
+      raise(Errc::mismatch, "the checkpoint is said to be of step ", step,
+            ", where the trainer has taken ", counted(taken, "step"),
+            "; give CheckpointState::step what Trainer::steps says, with which it goes on");
+  }
   /// @param each  calls its argument with every parameter; returns whether this process writes
   template <class Each>
   void write(CheckpointState const& state, detail::OptimizerRecord const& optimizer,

@@ -648,6 +648,27 @@ TEST_CASE("train/Checkpoints: another optimizer is refused in one sentence, unle
                     Catch::Contains("the optimizer's state of '0.a' has 8 bytes there, here 0"));
 }
 
+namespace {
+
+/// Says when its numbers are read and when it updates, in the thread that does so.
+struct Watched : Own {
+  struct Watch {
+    std::function<void()> read = [] {}, update = [] {};
+  };
+  Watch* watch = nullptr;
+  auto fields() const {
+    watch->read();
+    return Own::fields();
+  }
+  template <class T>
+  void update(stagger::OptimizerView<T> const& v, double scale, std::int64_t step) const noexcept {
+    watch->update();
+    Own::update(v, scale, step);
+  }
+};
+
+}  // namespace
+
 TEST_CASE("train/Checkpoints: a checkpoint is of the step that its trainer has taken", "[train]") {
   TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
@@ -658,6 +679,15 @@ TEST_CASE("train/Checkpoints: a checkpoint is of the step that its trainer has t
           "the checkpoint is said to be of step " + std::to_string(other) +
               ", where the trainer has taken 2 steps; give CheckpointState::step what "
               "Trainer::steps says, with which it goes on");
+  // Another thread takes a step before the parameters are read.
+  Watched::Watch watch;
+  auto watched = stagger::Pipeline{Scale{}}.with(Square{}, Watched{{}, &watch});
+  bool taken = false;
+  watch.read = [&] {
+    if (!std::exchange(taken, true)) stagger::run(watched.step(data));
+  };
+  CHECK_THAT(refusal([&] { return checkpoints.write(state(0), watched), 0; }),
+             Catch::Contains("to be of step 0, where the trainer has taken 1 step; "));
   CHECK(checkpoints.steps().empty());
   checkpoints.write(state(2), train);
   CHECK(checkpoints.steps() == std::vector<std::int64_t>{2});
@@ -701,27 +731,6 @@ TEST_CASE("train/Checkpoints: numbers that cannot be set are refused before anyt
   CHECK_NOTHROW(checkpoints.restore("a model", reads));
   CHECK(bits(reads) == bits(train));
 }
-
-namespace {
-
-/// Says when its numbers are read and when it updates, in the thread that does so.
-struct Watched : Own {
-  struct Watch {
-    std::function<void()> read = [] {}, update = [] {};
-  };
-  Watch* watch = nullptr;
-  auto fields() const {
-    watch->read();
-    return Own::fields();
-  }
-  template <class T>
-  void update(stagger::OptimizerView<T> const& v, double scale, std::int64_t step) const noexcept {
-    watch->update();
-    Own::update(v, scale, step);
-  }
-};
-
-}  // namespace
 
 TEST_CASE(
     "train/Checkpoints: a trainer that is restored refuses another thread's steps, and the "
