@@ -62,6 +62,10 @@ TEST_CASE("core/ContentDigest: every bit, the length and the order count", "[cor
       REQUIRE(!alike(zeros, other));
     }
     REQUIRE(!alike(zeros, std::vector<std::uint8_t>(size + 1, 0)));
+    sg::detail::ContentDigest here, longer;  // of bytes, without the number of elements
+    here.add(zeros.data(), size);
+    longer.add(std::vector<std::uint8_t>(size + 1, 0).data(), size + 1);
+    REQUIRE(here.value() != longer.value());
   }
   std::vector<std::uint64_t> rising;
   for (std::uint64_t i = 0; i < 40; ++i) rising.push_back(i * i);
