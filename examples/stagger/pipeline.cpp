@@ -26,8 +26,15 @@ void CostFlags::add(Flags& app) {
   cost("--backward-input", each_.backward_input_s, "I; default 1");
   cost("--backward-weight", each_.backward_weight_s, "W; default 1; a full backward costs I + W");
   cost("--transfer", each_.transfer_s, "C, from one rank to the next; default 0");
-  app.add("--stage-costs", file_,
-          "CSV with stage,forward_s,backward_input_s,backward_weight_s,transfer_s", "FILE", group);
+  file_flag_ = app.add("--stage-costs", file_,
+                       "CSV with stage,forward_s,backward_input_s,backward_weight_s,transfer_s",
+                       "FILE", group);
+}
+
+std::vector<Flag> CostFlags::all() const {
+  std::vector<Flag> flags = single_;
+  flags.push_back(file_flag_);
+  return flags;
 }
 
 bool CostFlags::in_units() const { return file_.empty() && first_given(single_).empty(); }
@@ -169,11 +176,17 @@ std::string in_flags(std::string sentence) {
 }  // namespace
 
 void TableFiles::add(Flags& app) {
-  app.add("--letters", word_,
-          "torch | torch-2.5: what B stands for; default torch, where B is a whole backward and I "
-          "and W are its halves. PyTorch up to 2.5 wrote B for I wherever it wrote a W too, and BW "
-          "for a whole one",
-          "WORD");
+  flag_ = app.add(
+      "--letters", word_,
+      "torch | torch-2.5: what B stands for; default torch, where B is a whole backward and I "
+      "and W are its halves. PyTorch up to 2.5 wrote B for I wherever it wrote a W too, and BW "
+      "for a whole one",
+      "WORD");
+}
+
+void TableFiles::require(bool files) const {
+  static_cast<void>(letters());
+  if (!files) leave_out({flag_}, "no table is read from a file");
 }
 
 schedule::Letters TableFiles::letters() const {

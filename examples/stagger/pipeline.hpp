@@ -32,10 +32,13 @@ class CostFlags {
   /// True if no cost was given, so that times are in units of F.
   [[nodiscard]] bool in_units() const;
 
+  [[nodiscard]] std::vector<Flag> all() const;
+
  private:
   stagger::schedule::StageCosts each_{};
   std::string file_{};
   std::vector<Flag> single_{};
+  Flag file_flag_{};
 };
 
 /// --policy, and the flags that determine its table.
@@ -80,6 +83,10 @@ class TableFiles {
  public:
   void add(Flags& app);
 
+  /// Checks the letters, which nothing reads in a command without a file.
+  /// @param files  whether a file is read
+  void require(bool files) const;
+
   /// @param path    - is standard input
   /// @param shards  receives the UNSHARD and RESHARD cells; null: they are skipped
   /// @throws stagger::Error naming file, line, column and value
@@ -98,6 +105,7 @@ class TableFiles {
   [[nodiscard]] stagger::schedule::Letters letters() const;
 
   std::string word_ = "torch";
+  Flag flag_{};
   std::map<std::string, File> files_{};  // standard input can be read only once
 };
 

@@ -50,6 +50,8 @@ refused("nul.csv, line 1, column 1: '@.x00.x00{' is not JSON" merge --profile nu
 refused("needs --policy NAME" schedule)
 refused("only --format svg has a picture; leave --width out" schedule --policy gpipe --ranks 1 --microbatches 1 --width 80)
 refused("--list shows all policies; leave --ranks out" schedule --list --ranks 4)
+refused("--list plays no table; leave --transfer out" schedule --list --transfer 4)
+refused("--list plays no table; leave --stage-costs out" schedule --list --stage-costs nowhere.csv)
 refused("--list is text or json; leave --format svg out" schedule --list --format svg)
 refused("needs a FILE" verify)
 refused("1000000 microbatches: a table has less than 2\\^29 pairs of a stage and a microbatch. the nearest legal value is 5368"

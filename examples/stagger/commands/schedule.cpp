@@ -42,6 +42,7 @@ class Schedule final : public Command {
     if (form != "svg") leave_out(svg_flags_, "only --format svg has a picture");
     if (list_) {
       leave_out(policy_.all(), "--list shows all policies");
+      leave_out(costs_.all(), "--list plays no table");
       if (form == "svg" || form == "torch-comms-csv")
         refuse("--list is text or json; leave --format " + form + " out");
       return {list(form)};

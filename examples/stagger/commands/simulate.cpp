@@ -93,6 +93,7 @@ class Simulate final : public Command {
     auto const channels = channels_.channels();
     if (!table_.empty()) leave_out(policy_.all(), "--table gives the schedule");
     if (table_.empty() && !policy_.given()) refuse("simulate needs --policy NAME or --table FILE");
+    tables_.require(!table_.empty() || !compare_.empty());
 
     std::vector<schedule::Table> tables;
     std::vector<Played> played;
@@ -111,6 +112,9 @@ class Simulate final : public Command {
       }
       played.push_back({source_name(path), {}, 0});
     }
+    // Auto may have found that pairs of this cost are not worth it.
+    if (policy_.policy() != "auto" && std::none_of(tables.begin(), tables.end(), overlaps))
+      leave_out({overlap_flag_}, "no table has an overlapped pair");
     for (std::size_t i = 0; i < tables.size(); ++i) {
       bool const own = i == 0 && policy_.given();
       schedule::Limits const limits = own ? policy_.limits() : schedule::Limits{};
@@ -147,6 +151,10 @@ class Simulate final : public Command {
   }
 
  private:
+  static bool overlaps(schedule::Table const& table) {
+    return std::any_of(table.actions.begin(), table.actions.end(),
+                       [](schedule::Action const& a) { return a.overlaps_next; });
+  }
   static bool reduces(schedule::Table const& table) {
     return std::any_of(table.actions.begin(), table.actions.end(), [](schedule::Action const& a) {
       return a.kind == schedule::Kind::reduce_gradient;
