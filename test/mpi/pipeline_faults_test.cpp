@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -230,6 +231,24 @@ TEST_CASE("mpi/Processes: a value that cannot travel is refused before the first
     REQUIRE(got.first == sg::Errc::bad_configuration);
     REQUIRE(got.second.find("the value between the stages 0 and 1 cannot go to another process") ==
             0);
+  }
+}
+
+TEST_CASE("mpi/Processes: a deadline that is no time is refused, also of steps", "[mpi]") {
+  for (double const seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    auto const refused = [&](char const* name, auto make) {
+      auto const got = error_of(make);
+      CAPTURE(seconds, got.second);
+      CHECK(got.first == sg::Errc::bad_configuration);
+      CHECK(got.second == sg::text(name, " is ", seconds,
+                                   " s, in which nothing can be waited for; use a positive time"));
+    };
+    auto const with = [](sg::Options options, sg::mpi::Processes device) {
+      std::vector<Scale> const layers(static_cast<std::size_t>(processes()), Scale{.layer = -2});
+      static_cast<void>(sg::Pipeline{layers}.with(Sum{}, device, options));
+    };
+    refused("Processes::join_deadline_s", [&] { with({}, {.join_deadline_s = seconds}); });
+    refused("Options::deadline_s", [&] { with({.deadline_s = seconds}, {}); });
   }
 }
 

@@ -945,6 +945,8 @@ TEST_CASE("mpi/ParameterServer: refuses workers that differ, and what cannot be"
                       Catch::Matchers::Contains("worker 1 has not joined the parameter server"));
   REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1, .layer_processes = {9}}),
                       Catch::Matchers::Contains("no process 9"));
+  REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1, .join_deadline_s = 0}),
+                      Catch::Matchers::Contains("ServerOptions::join_deadline_s is 0 s"));
   sg::mpi::ParameterServer const small({.workers = 1, .layer_processes = {0}});
   REQUIRE_THROWS_WITH(
       on_threads(small.worker(0), 0, exact(2, 0), sg::schedule::Fifo{.in_flight = 2}),

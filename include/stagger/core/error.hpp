@@ -222,4 +222,20 @@ template <class... T>
   }
 }
 
+namespace detail {
+/// The time, if something can be waited for that long.
+/// @param name  of the option that gives it
+/// @param most  seconds; 0: any time, also infinity
+/// @throws Error  bad_configuration for a time that is not above 0, or at least `most`
+[[gnu::noinline]] inline double require_deadline(char const* name, double seconds,
+                                                 double most = 0) {
+  if (!(seconds > 0))  // or NaN
+    raise(Errc::bad_configuration, name, " is ", seconds,
+          " s, in which nothing can be waited for; use a positive time");
+  if (most > 0 && !(seconds < most))
+    raise(Errc::bad_configuration, name, " is ", seconds, " s; use less than ", most, " s");
+  return seconds;
+}
+}  // namespace detail
+
 }  // namespace stagger

@@ -110,9 +110,7 @@ template <class Device>
           counted(layers.size(), "layer"), " into stages for the ", counted(offered, "place"),
           " of the device; add a partitioner, such as partition::Even{",
           std::min(static_cast<int>(layers.size()), offered), "}, or use one place");
-  if (!(options.deadline_s > 0))
-    raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
-          " s would end every step; use a positive time");
+  require_deadline("Options::deadline_s", options.deadline_s);
   require_clip_norm(options);
   for (auto const& part : setup.parts) part->divide(setup, layers);
   if constexpr (Device::traits.shares_time)

@@ -54,7 +54,7 @@ class Token {
  public:
   /// None.
   Token() = default;
-  /// The first line of a file.
+  /// The first line of a file, which ends in LF or CRLF.
   /// @throws Error  io if it cannot be read, bad_configuration for a length that is not allowed
   [[nodiscard]] static Token from_file(std::string const& path) {
     char bytes[256];
@@ -64,7 +64,9 @@ class Token {
       raise(Errc::io, "cannot read the token from '", path, "'; name a file that can be read");
     std::string_view const all =
         stagger::detail::without_byte_order_mark({bytes, static_cast<std::size_t>(count)});
-    return Token(all.substr(0, all.find('\n')), text("file '", path, "'"));
+    std::string_view line = all.substr(0, all.find('\n'));
+    line.remove_suffix(line.ends_with('\r') ? 1 : 0);  // of CRLF
+    return Token(line, text("file '", path, "'"));
   }
   /// The value of an environment variable.
   /// @throws Error  bad_configuration if there is none, or for its length
@@ -115,11 +117,7 @@ struct ConnectOptions {
 
 namespace stagger::detail::framed {
 
-inline void require_deadline(double deadline_s) {
-  if (!(deadline_s > 0 && deadline_s < 1e6))
-    raise(Errc::bad_configuration, "a connection cannot have a deadline of ", deadline_s,
-          " s; use more than 0 and less than 1e6");
-}
+inline constexpr double longest_deadline_s = 1e6;  // that clocks of sockets can count
 
 /// Accepts workers on the first of its threads, and gives each connection to one of them.
 class Listener {
@@ -170,8 +168,8 @@ class Listener {
 
   struct Threads : std::vector<std::unique_ptr<ServerThread>> {
     Threads(Service const& service, host::ListenOptions const& options) {
-      require_deadline(options.deadline_s);
-      require_deadline(options.handshake_s);
+      require_deadline("ListenOptions::deadline_s", options.deadline_s, longest_deadline_s);
+      require_deadline("ListenOptions::handshake_s", options.handshake_s, longest_deadline_s);
       std::size_t const cores = std::thread::hardware_concurrency();
       std::size_t const count = options.threads != 0 ? static_cast<std::size_t>(options.threads)
                                                      : std::clamp<std::size_t>(cores, 1, 8);
@@ -353,7 +351,8 @@ class RemoteParameterServer {
   /// @throws Error bad_configuration for a deadline out of range, or a name that is too long
   explicit RemoteParameterServer(ConnectOptions options) : options_(std::move(options)) {
     collective::detail::require_run_name(options_.run);
-    stagger::detail::framed::require_deadline(options_.deadline_s);
+    stagger::detail::require_deadline("ConnectOptions::deadline_s", options_.deadline_s,
+                                      stagger::detail::framed::longest_deadline_s);
   }
   /// It connects when its trainer is made, which throws Error(io) if there is no server.
   [[nodiscard]] collective::ServerWorker worker(int number) const {

@@ -339,10 +339,8 @@ class ParameterServer {
       raise(Errc::bad_configuration, "MPI runs with ", name(detail::level()),
             ", and a parameter server answers on a thread of its own; initialise it with "
             "MPI_THREAD_MULTIPLE");
-    if (!(options_.deadline_s > 0) || !(options_.join_deadline_s > 0))
-      raise(Errc::bad_configuration, "a parameter server cannot wait for ", options_.deadline_s,
-            " s for a message and ", options_.join_deadline_s,
-            " s for workers; use positive times");
+    stagger::detail::require_deadline("ServerOptions::deadline_s", options_.deadline_s);
+    stagger::detail::require_deadline("ServerOptions::join_deadline_s", options_.join_deadline_s);
     detail::Exchange world(options_.processes, options_.join_deadline_s);
     for (int const process : options_.layer_processes)
       if (process < 0 || process >= world.size())

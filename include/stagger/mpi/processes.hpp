@@ -37,12 +37,13 @@ class ProcessesBackend {
  public:
   /// Connects with the other processes.
   /// @throws Error mismatch if they have another pipeline, naming the first difference; deadline
-  ///         for processes that do not arrive
+  ///         for processes that do not arrive; bad_configuration for a deadline that is not above 0
   template <class Device>
   ProcessesBackend(Device const& device, stagger::detail::Machine& machine, int places)
       : codec_{machine, device.ports, device.port_count},
         machine_(machine),
-        join_deadline_s_(device.join_deadline_s),
+        join_deadline_s_(stagger::detail::require_deadline("Processes::join_deadline_s",
+                                                           device.join_deadline_s)),
         world_(detail::callable(device.processes, device.places(), places), join_deadline_s_),
         channels_(detail::duplicate(device.processes, join_deadline_s_)),
         sent_(machine, channels_),
@@ -180,7 +181,8 @@ struct Processes {
   static_assert(stagger::detail::device_features(traits) == stagger::detail::feature::of_processes);
 
   MPI_Comm processes = MPI_COMM_WORLD;  ///< duplicated; never used for messages itself
-  double join_deadline_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
+  double join_deadline_s = 60;  ///< > 0: for all processes to make the pipeline, or to lay out a
+                                ///< program
   /// Whether steps, evaluations and predictions fail if processes are given different batches, or,
   /// with own_rows, the same inputs for different rows. What is compared are digests of numbers,
   /// tensors, vectors and types with `fields()`; of other types the sizes.

@@ -47,7 +47,7 @@ struct Gpus {
   cuda::GraphCounts* counts = nullptr;
   int ahead = 2;
   cuda::Ranges ranges{};
-  double join_deadline_s = 60;  ///< for all processes to join, and for each new connection
+  double join_deadline_s = 60;  ///< > 0: for all processes to join, and for each new connection
   Rendezvous rendezvous{};      ///< how the processes find each other
   Invitation const* invitation = nullptr;  ///< replaces `rendezvous`: invite(rank, broadcast)
   bool shapes_change = false;  ///< from step to step, of values that go to another process
@@ -87,9 +87,11 @@ struct Gpus {
             check_batches ? contents : stagger::detail::BatchContents{}};
   }
   /// @param count  processes that have ranks
-  /// @throws Error deadline for processes that do not arrive, and other errors of the rendezvous
+  /// @throws Error deadline for processes that do not arrive, and other errors of the rendezvous;
+  ///         bad_configuration for a deadline that is not above 0
   [[nodiscard]] [[gnu::cold]] std::shared_ptr<cuda::detail::GpuSet> open(int count,
                                                                          double deadline_s) const {
+    stagger::detail::require_deadline("Gpus::join_deadline_s", join_deadline_s);
     if (count < places())
       raise(Errc::bad_configuration, launch->launcher, " started ", launch->size, " processes for ",
             count, " ranks; start at most one for each rank");

@@ -116,9 +116,7 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
 /// differs from rank 0's
 [[nodiscard]] inline Invitation invite(collective::Launch const& launch,
                                        Rendezvous const& options = {}) {
-  if (!(options.deadline_s > 0))
-    raise(Errc::bad_configuration, "Rendezvous::deadline_s is ", options.deadline_s,
-          "; it must be above 0 seconds");
+  stagger::detail::require_deadline("Rendezvous::deadline_s", options.deadline_s);
   if (options.port < 0 || options.port > 65535)
     raise(Errc::bad_configuration, "Rendezvous::port is ", options.port,
           "; it must be a number from 1 to 65535");

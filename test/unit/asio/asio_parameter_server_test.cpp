@@ -906,6 +906,18 @@ TEST_CASE("asio/AsioParameterServer: says what is wrong with its address, thread
     REQUIRE_THROWS_WITH(sg::host::AsioParameterServer(server, {.threads = threads}),
                         "a parameter server cannot have " + std::to_string(threads) +
                             " threads; use 1 to 256, or 0 for one on every core, but at most 8");
+  for (double const seconds : {0.0, std::numeric_limits<double>::quiet_NaN(), 1e6}) {
+    auto const ends = sg::text(" is ", seconds,
+                               seconds > 0 ? " s; use less than 1000000 s"
+                                           : " s, in which nothing can be waited for; use a "
+                                             "positive time");
+    REQUIRE_THROWS_WITH(sg::host::AsioParameterServer(server, {.deadline_s = seconds}),
+                        "ListenOptions::deadline_s" + ends);
+    REQUIRE_THROWS_WITH(sg::host::AsioParameterServer(server, {.handshake_s = seconds}),
+                        "ListenOptions::handshake_s" + ends);
+    REQUIRE_THROWS_WITH(sg::host::RemoteParameterServer({.deadline_s = seconds}),
+                        "ConnectOptions::deadline_s" + ends);
+  }
   ::setenv("STAGGER_TEST_TOKEN", "too short", 1);
   REQUIRE_THROWS_WITH(sg::host::Token::from_environment("STAGGER_TEST_TOKEN"),
                       Catch::Matchers::Contains("STAGGER_TEST_TOKEN has 9 bytes"));
@@ -918,9 +930,15 @@ TEST_CASE("asio/AsioParameterServer: says what is wrong with its address, thread
           sg::host::RemoteParameterServer({.port = listening.port(), .token = token}), {{2}}, 1, 5,
           sgd);
   TemporaryFolder const folder;
-  std::ofstream(folder / "token") << "\xEF\xBB\xBFsixteen bytes or\n";  // as some editors write it
-  auto const from_file = sg::host::Token::from_file(folder / "token");
-  CHECK(std::memcmp(from_file.hello().token, token.hello().token, 16) == 0);
+  // As some editors write it; a token of the longest length, too.
+  for (std::string const& written : {std::string("sixteen bytes or"), std::string(64, 'x')})
+    for (char const* end : {"", "\n", "\r\n", "\r\nmore"}) {
+      std::ofstream(folder / "token", std::ios::binary) << "\xEF\xBB\xBF" << written << end;
+      ::setenv("STAGGER_TEST_TOKEN", written.c_str(), 1);
+      auto const wanted = sg::host::Token::from_environment("STAGGER_TEST_TOKEN").hello();
+      auto const from_file = sg::host::Token::from_file(folder / "token").hello();
+      CHECK(std::memcmp(from_file.token, wanted.token, sizeof wanted.token) == 0);
+    }
   ::setenv("STAGGER_TEST_TOKEN", "sixteen bytes of", 1);
   auto const other = sg::host::Token::from_environment("STAGGER_TEST_TOKEN");
   REQUIRE_THROWS_WITH(

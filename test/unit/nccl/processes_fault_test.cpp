@@ -6,6 +6,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -52,6 +53,24 @@ TEST_CASE("nccl/Gpus: a process that never comes is an error in time", "[nccl]")
   }
   si::reset();
   CHECK(session.left() == si::Live{});
+}
+
+TEST_CASE("nccl/Gpus: a deadline that is no time is refused, also of a rendezvous", "[nccl]") {
+  si::Session const session;
+  for (double const seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    auto const words = [&](char const* name) {
+      return sg::text(name, " is ", seconds,
+                      " s, in which nothing can be waited for; use a positive time");
+    };
+    auto gpus = process(a_process(), 0, 2, invitation());
+    gpus.join_deadline_s = seconds;
+    CHECK(words_of([&] {
+            static_cast<void>(over(gpus, optimizer(), even_cuts(2), made(sg::schedule::GPipe{}),
+                                   options_with(false)));
+          }) == words("Gpus::join_deadline_s"));
+    CHECK(words_of([&] { static_cast<void>(sg::nccl::invite({}, {.deadline_s = seconds})); }) ==
+          words("Rendezvous::deadline_s"));
+  }
 }
 
 TEST_CASE("nccl/Gpus: processes with another pipeline are refused by what differs", "[nccl]") {
