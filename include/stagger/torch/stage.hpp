@@ -109,9 +109,9 @@ class Stage {
   void backward(Context& context, Value const& x, Value const& dy, Value& dx, Saved& saved) {
     runner_.guarded(context, [&] {
       bind_gradients(context);
-      if (saved.y.grad_fn()) detail::walk({detail::edge_of(saved.y)}, {dy.tensor()}, false, true);
-      if (context.layer() != 0)
-        set_gradient(saved.y.is_same(saved.x) ? dy.tensor() : saved.x.grad(), x, dy, dx);
+      if (saved.y.requires_grad())
+        detail::walk({detail::edge_of(saved.y)}, {dy.tensor()}, false, true);
+      if (context.layer() != 0) set_gradient(saved.x.grad(), x, dy, dx);
       saved = {};
     });
   }
@@ -144,7 +144,7 @@ class Stage {
       bind_gradients(context);
       if (!saved.nodes.empty())
         detail::walk(saved.nodes, saved.gradients, false, true);
-      else if (saved.y.defined() && saved.y.grad_fn())
+      else if (saved.y.defined() && saved.y.requires_grad())
         detail::walk({detail::edge_of(saved.y)}, {dy.tensor()}, false, true);
       saved = {};
     });

@@ -5,6 +5,7 @@
 
 #include "catch.hpp"
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +16,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <dlfcn.h>
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/tanh_backward.h>
@@ -314,7 +317,7 @@ TEST_CASE("torch/Stage: repeated forwards draw the same numbers and count once i
 
 namespace {
 
-/// y = tanh(x W'), its derivative by hand.
+/// y = tanh(x W), its derivative by hand.
 struct ByHand {
   using Input = Value;
   using Output = Value;
@@ -333,15 +336,15 @@ struct ByHand {
   }
   void forward(sg::Context& context, Value const& x, Value& y, Saved& saved) const {
     at::init_num_threads();
-    saved.y = x.tensor().mm(view(context[weight].data()).t()).tanh();
+    saved.y = x.tensor().mm(view(context[weight].data())).tanh();
     y = saved.y;
   }
   void backward(sg::Context& context, Value const& x, Value const& dy, Value& dx,
                 Saved& saved) const {
     at::init_num_threads();
     Tensor const g = at::tanh_backward(dy, saved.y);
-    dx = g.mm(view(context[weight].data()));
-    view(context.gradient(weight).data()).add_(g.t().mm(x.tensor()));
+    dx = g.mm(view(context[weight].data()).t());
+    view(context.gradient(weight).data()).add_(x.tensor().t().mm(g));
   }
 };
 
@@ -353,7 +356,9 @@ TEST_CASE("torch/Stage: each microbatch sees the version of its forward in backw
   Layers layers;
   std::vector<ByHand> by_hand;
   for (int l = 0; l < 4; ++l) {
-    layers.emplace_back(nn::Linear(nn::LinearOptions(24, 24).bias(false)), nn::Tanh());
+    // Of a product with a parameter libtorch keeps the parameter, whose memory changes.
+    layers.emplace_back(Call([](Tensor x, Tensor const& w) { return x.mm(w).tanh(); }, 24));
+    layers.back()->parameters()[0].data().copy_(at::randn({24, 24}) * 0.2);
     by_hand.emplace_back(layers.back()->parameters()[0]);
   }
   auto const batch = batch_of("dropout", 12);
@@ -547,6 +552,61 @@ TEST_CASE("torch/Stage: the second half of backward keeps nothing of the first",
   stage.backward_weight(context, x, dy, saved);
   REQUIRE(at::from_blob(sum.data(), {8, 8}).allclose(at::full({8, 8}, 2 * (std::exp(1.0) + 1))));
   REQUIRE(saved.nodes.empty());
+}
+
+TEST_CASE("torch/Stage: what a stage hands on is its own", "[torch]") {
+  // Of the input, of the input by another view, and of a parameter.
+  for (CallImpl::Call const &call :
+       {CallImpl::Call([](Tensor x, Tensor const&) { return x; }),
+        CallImpl::Call([](Tensor x, Tensor const&) { return x.view({4, 4}); }),
+        CallImpl::Call([](Tensor, Tensor const& w) { return w; }),
+        CallImpl::Call([](Tensor, Tensor const& w) { return w.view({16, 4}); })}) {
+    sg::torch::Stage stage{Call(call, 8)};
+    auto& weight = stage.parameters()[0];
+    auto values = weight.adopt(0, 1);
+    std::vector<float> sum(values.size());
+    sg::ParameterView const view{
+        .value = values.data(), .gradient = sum.data(), .size = sum.size()};
+    sg::Context context;
+    context.begin_step(0, 0, true);
+    context.begin_action(&view, 1, 0);
+    Value const x(at::ones({2, 8}));
+    Value y, dx;
+    sg::torch::Stage::Saved saved;
+    stage.forward(context, x, y, saved);
+    REQUIRE_FALSE(y.tensor().is_alias_of(x.tensor()));
+    auto const* const first = reinterpret_cast<std::byte const*>(values.data());
+    REQUIRE((y.data() < first || y.data() >= first + values.size() * sizeof(float)));
+    Value const dy(at::ones_like(y.tensor()));
+    stage.backward(context, x, dy, dx, saved);
+    Tensor const w = at::full({8, 8}, 0.25).requires_grad_();
+    Tensor const leaf = x.tensor().detach().requires_grad_();
+    call(leaf, w).backward(dy.tensor());
+    auto const gradient = [](Tensor const& of) {
+      return of.grad().defined() ? of.grad() : at::zeros_like(of);
+    };
+    REQUIRE(dx.tensor().equal(gradient(leaf)));
+    REQUIRE(at::from_blob(sum.data(), {8, 8}).equal(gradient(w)));
+    REQUIRE_FALSE(dx.tensor().is_alias_of(dy.tensor()));
+  }
+}
+
+TEST_CASE("torch/Stage: the engine's threads compute on as many threads as libtorch was told",
+          "[torch]") {
+  void* const count = ::dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+  REQUIRE(count != nullptr);
+  auto const threads = reinterpret_cast<int (*)()>(count);
+  std::atomic<int> most = 0;
+  Stages stages;
+  for (int l = 0; l < 3; ++l)
+    stages.emplace_back(Call([&](Tensor x, Tensor const&) {
+      int const here = threads();
+      for (int known = most; known < here && !most.compare_exchange_weak(known, here);) continue;
+      return x;
+    }));
+  auto train = pipeline(std::move(stages), 3, sg::host::Threads{3});
+  sg::run(train.step(batch_of("odd", 3)));
+  REQUIRE(most == 1);
 }
 
 TEST_CASE("torch/Stage: the global generator is as it was", "[torch]") {
