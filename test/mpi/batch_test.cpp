@@ -2,6 +2,7 @@
 #include <stagger/mpi/processes.hpp>
 
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,6 +112,31 @@ TEST_CASE("mpi/batch: evaluations and predictions of different batches are refus
   mixed.inputs[0] = data.inputs[1];
   other = process() == 0 ? mixed : data;
   REQUIRE(sg::run(unchecked.step(other)).loss == sg::run(here.step(mixed)).loss);
+}
+
+TEST_CASE("mpi/batch: terms that one process counts and that are no number fail in all", "[mpi]") {
+  struct SaysTerms : Loss {
+    double terms(Target const& target) const {
+      return target[0] == -7 ? std::numeric_limits<double>::quiet_NaN() : Loss::terms(target);
+    }
+  };
+  using sg::host::Threads;
+  auto train = sg::Pipeline{model()}.with(sg::partition::Even{processes()},
+                                          made(sg::schedule::GPipe{}), SaysTerms{}, optimizer(),
+                                          sg::mpi::Processes{.check_batches = false}, clipping());
+  auto here = trained(made(sg::schedule::GPipe{}), processes(), Threads{1});
+  auto const data = batch(0, 4, false);
+  for (int bad = 0; bad < processes(); ++bad) {
+    auto other = data;
+    if (process() == bad) other.targets[2][0] = -7;
+    auto const got = sentence_of([&] { sg::run(train.step(other)); });
+    INFO(got);
+    REQUIRE(has(got, "the loss counts nan terms in the target of microbatch 2; "));
+    REQUIRE(train.steps() == bad);
+    REQUIRE(sg::run(train.step(data)).loss == sg::run(here.step(data)).loss);
+  }
+  train.gather_parameters();
+  REQUIRE(bits(train) == bits(here));
 }
 
 TEST_CASE("mpi/batch: a process may leave out what its ranks do not read", "[mpi]") {

@@ -14,7 +14,7 @@
 /// | member | when it is asked | |
 /// |---|---|---|
 /// | `Target` | compiling `with` | what a batch has for each of its inputs |
-/// | `terms(target)` | once for each microbatch, before a step runs | how many terms it contributes, >= 0 |
+/// | `terms(target)` | once for each microbatch, before a step runs | how many terms it contributes, finite and >= 0 |
 /// | `value(context, y, target)` | in `evaluate`, after the last stage's forward | sum of the loss over the terms |
 /// | `value_and_gradient(context, y, target, scale, dy)` | in a step, before the last stage's backward | the same sum; writes scale * d(sum)/dy into `dy` |
 /// | `padding()` | by `divide`, to pad a minibatch; optional | a target of one row that counts as nothing |
@@ -47,6 +47,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include <stagger/core/basic_algorithm.hpp>
@@ -72,6 +73,25 @@ concept LossFor = LossPolicy<L> && requires(L const& loss, Context& context, Y c
   { loss.value(context, y, target) } -> std::convertible_to<double>;
   { loss.value_and_gradient(context, y, target, scale, dy) } -> std::convertible_to<double>;
 };
+
+namespace detail {
+
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_terms(double terms,
+                                                                      std::size_t microbatch) {
+  raise(Errc::bad_data, "the loss counts ", terms, " terms in the target of microbatch ",
+        microbatch, "; let its terms() return a finite number that is at least 0");
+}
+
+/// @param terms  what the loss says of the target of a microbatch
+/// @throws Error  bad_data if no gradient could be weighed with it
+inline double require_terms(double terms, std::size_t microbatch) {
+  constexpr double most = std::numeric_limits<double>::max();
+  if (!(terms >= 0 && terms <= most)) [[unlikely]]
+    refuse_terms(terms, microbatch);
+  return terms;
+}
+
+}  // namespace detail
 
 namespace loss {
 

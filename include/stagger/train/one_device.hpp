@@ -174,7 +174,9 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
             " and ", counted(batch.targets.size(), "target"),
             " cannot be run; give at least 1 input and a target for each");
     Metrics metrics;
-    for (auto const& target : batch.targets) metrics.terms += loss_.terms(target);
+    std::size_t microbatch = 0;
+    for (auto const& target : batch.targets)
+      metrics.terms += detail::require_terms(loss_.terms(target), microbatch++);
     context_.begin_step(steps_, options_.seed, training);
     for (auto& parameters : parameters_) parameters.clear_added();
     return metrics;

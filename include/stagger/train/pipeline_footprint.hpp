@@ -64,6 +64,7 @@ class FootprintRun {
   /// @param terms  of the target
   [[gnu::cold]] Footprint measure(void const* input, void const* loss, LossOps const& ops,
                                   void const* target, double terms) {
+    static_cast<void>(require_terms(terms, 0));
     Footprint result;
     result.layers.resize(parameters_.size());
     try {

@@ -67,7 +67,7 @@ class Profiler {
     auto const passes = static_cast<std::size_t>(options_.repeats);
     List<Passes> times(layers, Passes{std::vector<double>(passes), std::vector<double>(passes),
                                       std::vector<double>(passes)});
-    double const terms = parts.loss.terms(target);
+    double const terms = detail::require_terms(parts.loss.terms(target), 0);
     parts.context.begin_step(parts.steps, parts.seed, true, 0, true);
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
       auto const slot = static_cast<std::size_t>(std::max(pass, 0));

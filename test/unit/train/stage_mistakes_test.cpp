@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <stagger/collective/all_reduce.hpp>
@@ -81,6 +82,10 @@ template <Forgets forgets> struct Whole {
   void backward(sg::Context&, Numbers const&, Numbers const& dy, Numbers& dx, sg::NothingSaved&) {
     if constexpr (forgets != Forgets::dx) dx = dy;
   }
+};
+/// Counts in the target of each microbatch the terms that its last element says.
+struct SaysTerms : Mse {
+  double terms(Numbers const& target) const { return target[target.size() - 1]; }
 };
 struct NoGradient : Mse {
   double value_and_gradient(sg::Context& context, Numbers const& y, Numbers const& target, double,
@@ -543,6 +548,47 @@ TEST_CASE("train/bad input: rates that cannot train, values of another type", "[
   CHECK(states[0].values<float>()[0] == 0.5F);
   CHECK(said([&] { (void)states[0].values<double>(); }) ==
         "the parameter '0.a' has values of type float, not double; call values<float>()");
+}
+
+TEST_CASE("train/bad loss: terms that cannot weigh gradients are named", "[train]") {
+  using Limits = std::numeric_limits<float>;
+  auto const last = [](float terms) {
+    auto batch = data(4);
+    for (auto& target : batch.targets) target[2] = 1;
+    batch.targets[2][2] = terms;
+    return batch;
+  };
+  sg::Pipeline const model{Scale<>{}, Scale<>{}};
+  auto one = model.on_one_device(SaysTerms{});
+  auto train = model.with(SaysTerms{}, sg::host::Threads{2});
+  auto timed = model.with(SaysTerms{}, sg::sim::VirtualClock{});
+  for (auto const& [terms, name] : {std::pair{Limits::quiet_NaN(), "nan"},
+                                    std::pair{Limits::infinity(), "inf"}, std::pair{-1.0F, "-1"}}) {
+    auto const sentence = [said_of = name](int microbatch) {
+      return std::string("the loss counts ") + said_of + " terms in the target of microbatch " +
+             std::to_string(microbatch) +
+             "; let its terms() return a finite number that is at least 0";
+    };
+    auto const batch = last(terms);
+    CHECK(said([&] { one.step(batch); }) == sentence(2));
+    CHECK(said([&] { one.evaluate(batch); }) == sentence(2));
+    CHECK(said([&] { sg::run(train.step(batch)); }) == sentence(2));
+    CHECK(said([&] { sg::run(train.evaluate(batch)); }) == sentence(2));
+    CHECK(said([&] { sg::run(timed.step(batch)); }) == sentence(2));
+    sg::Profiler const profiler;
+    auto const& input = batch.inputs[2];
+    auto const& target = batch.targets[2];
+    CHECK(said([&] { (void)profiler.measure(one, input, target); }) == sentence(0));
+    CHECK(said([&] { (void)profiler.footprint(one, input, target); }) == sentence(0));
+    CHECK(said([&] { (void)sg::footprint(train, SaysTerms{}, input, target); }) == sentence(0));
+  }
+  CHECK(train.steps() == 0);
+  CHECK(train.parameters()[0].values<float>()[0] == 0.5F);
+  // A microbatch, and a minibatch, may have none.
+  auto const none = last(0);
+  CHECK(sg::run(train.step(none)).loss == one.step(none).loss);
+  CHECK(train.parameters()[0].values<float>()[0] == one.parameters()[0].values<float>()[0]);
+  CHECK(train.steps() == 1);
 }
 
 TEST_CASE("train/Trainer: a timeline of a step that was not recorded is refused", "[train]") {

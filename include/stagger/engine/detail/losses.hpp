@@ -8,6 +8,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/step.hpp>
+#include <stagger/model/loss.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
@@ -51,6 +52,7 @@ class Losses {
   }
 
   /// Sets the step's pointers to losses and weights, and counts the terms of the targets.
+  /// @throws Error  bad_data for a number of terms with which no gradient could be weighed
   void begin(StepArguments& arguments, Program const& program, std::size_t slot) {
     facts_ = {0, static_cast<std::size_t>(program.microbatches), parts_, arguments.loss != nullptr};
     losses_of_slot_ = losses_.data() + slot * facts_.microbatches * parts_;
@@ -58,9 +60,10 @@ class Losses {
     arguments.losses = facts_.compares ? losses_of_slot_ : nullptr;
     if (!facts_.compares) return;
     for (std::size_t m = 0; m < facts_.microbatches; ++m)
-      terms_[m] = arguments.targets.first == nullptr
-                      ? 0
-                      : arguments.loss_ops.terms(arguments.loss, arguments.targets[m]);
+      terms_[m] =
+          arguments.targets.first == nullptr
+              ? 0
+              : require_terms(arguments.loss_ops.terms(arguments.loss, arguments.targets[m]), m);
     arguments.scales = scales_.data();
     arguments.terms = &facts_.terms;
   }
