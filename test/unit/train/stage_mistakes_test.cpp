@@ -605,14 +605,21 @@ TEST_CASE("train/Trainer: a timeline of a step that was not recorded is refused"
   refused();
   sg::run(train.step(batch));
   refused();
-  train.record(true);
-  CHECK(train.timeline().spans.empty());
+  train.record(true);  // of the steps to come
+  refused();
   sg::run(train.step(batch));
   train.record(false);
   CHECK(train.timeline().spans.size() == 8);  // still those of the last step
   CHECK(train.peak_in_flight() == std::vector{2, 1});
   sg::run(train.step(batch));
   refused();
+  sg::Options options;
+  options.record = true;
+  auto fresh = sg::Pipeline{Scale<>{}, Scale<>{}}.with(Mse{}, options);
+  CHECK(said([&] { (void)fresh.timeline(); }) == unrecorded);
+  CHECK(said([&] { (void)fresh.peak_in_flight(); }) == unrecorded);
+  sg::run(fresh.evaluate(batch));
+  CHECK(fresh.timeline().spans.size() == 4);
 }
 
 }  // namespace stage_mistakes_test

@@ -71,7 +71,8 @@ struct alignas(64) RankState {
   StepArguments const* arguments = nullptr;
   Instruction const* begin = nullptr;
   Context context;
-  List<schedule::Span> spans;  // of the last recorded iteration
+  List<schedule::Span> spans;  // of the last iteration that computed
+  bool recorded = false;       // whether that one was recorded
   // What a layer or the loss threw, and in which instruction.
   std::exception_ptr thrown;
   Instruction const* thrown_in = nullptr;
@@ -89,6 +90,7 @@ struct alignas(64) RankState {
   rank.in_flight = 0;
   if (!computes) return;  // keeps what the last step has recorded
   rank.peak_in_flight = 0;
+  rank.recorded = record;
   rank.spans.clear();
 }
 

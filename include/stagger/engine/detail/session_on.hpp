@@ -183,8 +183,8 @@ std::vector<std::uint64_t> MachineFacts<M>::staleness(M& machine, std::optional<
 }
 /// Refuses a question about a step that was not recorded.
 [[gnu::cold]] inline void require_recorded(Machine const& machine) {
-  bool recorded = machine.options().record;
-  for (auto const& rank : machine.ranks()) recorded = recorded || !rank.spans.empty();
+  bool recorded = false;
+  for (auto const& rank : machine.ranks()) recorded = recorded || rank.recorded;
   if (!recorded)
     raise(Errc::bad_configuration,
           "the last step was not recorded; give with() Options{.record = true}, or call "
