@@ -107,9 +107,11 @@ template <class T = float> struct MeanSquaredError {
 
   [[nodiscard]] double value(Context&, Tensor<T> const& y, Target const& target) const {
     if (y.size() != target.size())
-      raise(Errc::mismatch, "the model's output has ", counted(y.size(), "element"),
-            " and the target ", target.size(),
-            "; give each microbatch a target of the output's size");
+      raise(
+          Errc::mismatch, "the model's output has ", counted(y.size(), "element"),
+          " and the target ", target.size(),
+          "; give each microbatch a target of the output's size, or let each layer size its output "
+          "anew for each microbatch");
     double sum = 0;
     for (std::size_t i = 0; i < y.size(); ++i) {
       double const difference = static_cast<double>(y[i]) - static_cast<double>(target[i]);
@@ -182,8 +184,10 @@ template <class T = float> struct CrossEntropy {
     std::size_t const rows = y.extent(0);
     std::size_t const classes = y.extent(1);
     if (rows != target.size())
-      raise(Errc::mismatch, "the model's output has ", counted(rows, "row"), " and the target ",
-            target.size(), "; give each row one class");
+      raise(
+          Errc::mismatch, "the model's output has ", counted(rows, "row"), " and the target ",
+          target.size(),
+          "; give each row one class, or let each layer size its output anew for each microbatch");
     double sum = 0;
     for (std::size_t row = 0; row < rows; ++row) {
       if (target[row] == ignored) continue;

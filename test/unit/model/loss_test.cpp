@@ -158,7 +158,9 @@ TEST_CASE("model/CrossEntropy: a target that does not fit is named", "[model]") 
                     Catch::Contains("2 rows") && Catch::Contains("5"));
   Tensor<std::int32_t> shorter({1});
   shorter[0] = 0;
-  CHECK_THROWS_WITH(loss.value(context, y, shorter), Catch::Contains("2 rows and the target 1"));
+  CHECK_THROWS_WITH(loss.value(context, y, shorter),
+                    Catch::Contains("2 rows and the target 1; give each row one class, or let each "
+                                    "layer size its output anew for each microbatch"));
 }
 
 }  // namespace loss_test

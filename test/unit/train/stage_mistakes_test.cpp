@@ -550,6 +550,23 @@ TEST_CASE("train/bad input: rates that cannot train, values of another type", "[
         "the parameter '0.a' has values of type float, not double; call values<float>()");
 }
 
+TEST_CASE("train/bad stage: an output of an earlier microbatch's size is told how to be mended",
+          "[train]") {
+  struct SizesOnce : Scale<> {
+    void forward(sg::Context&, Numbers const& x, Numbers& y, sg::NothingSaved&) {
+      if (y.size() == 0) y.resize_like(x);
+      for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i];
+    }
+  };
+  Data batch;
+  batch.inputs = {Numbers::of({1, 2, 3, 4}), Numbers::of({1, 2})};
+  batch.targets = batch.inputs;
+  auto one = sg::Pipeline{SizesOnce{}}.on_one_device(Mse{});
+  CHECK(said([&] { one.step(batch); }) ==
+        "the model's output has 4 elements and the target 2; give each microbatch a target of the "
+        "output's size, or let each layer size its output anew for each microbatch");
+}
+
 TEST_CASE("train/bad loss: terms that cannot weigh gradients are named", "[train]") {
   using Limits = std::numeric_limits<float>;
   auto const last = [](float terms) {
