@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/core/rows.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/train/footprint.hpp>
 #include <stagger/train/one_device.hpp>
@@ -25,11 +27,12 @@ namespace stagger {
 
 /// How a model is measured.
 struct ProfilerOptions {
-  int repeats = 9;            ///< passes whose median counts, >= 1
-  int discarded = 2;          ///< warm-up passes before them, in which caches and memory settle
-  int samples = 1;            ///< samples in the microbatch measured, >= 1; becomes Profile::batch
-  std::string name{};         ///< of the model
-  std::string device{"cpu"};  ///< where it runs
+  int repeats = 9;               ///< passes whose median counts, >= 1
+  int discarded = 2;             ///< warm-up passes before them, in which caches and memory settle
+  std::optional<int> samples{};  ///< samples in the microbatch measured, >= 1; becomes
+                                 ///< Profile::batch. None: the rows of the input, if it has rows
+  std::string name{};            ///< of the model
+  std::string device{"cpu"};     ///< where it runs
   std::vector<std::string> layer_names{};  ///< [layers], or none: layers are then numbered
 };
 
@@ -38,23 +41,25 @@ struct ProfilerOptions {
 ///
 /// @code
 ///     auto one = Pipeline{model}.on_one_device(loss::CrossEntropy<>{});
-///     cluster::Profile profile = Profiler{{.samples = 4}}.measure(one, input, target);
+///     cluster::Profile profile = Profiler{}.measure(one, input, target);
 /// @endcode
 class Profiler {
  public:
   /// @throws Error  bad_configuration for counts below 1 or names that are not one for each layer
   explicit Profiler(ProfilerOptions options = {}) : options_(std::move(options)) {
-    if (options_.repeats < 1 || options_.discarded < 0 || options_.samples < 1)
+    int const samples = options_.samples.value_or(1);
+    if (options_.repeats < 1 || options_.discarded < 0 || samples < 1)
       raise(Errc::bad_configuration, "a model cannot be measured in ", options_.repeats,
             " passes after ", options_.discarded, " discarded ones, with ",
-            counted(options_.samples, "sample"),
-            "; use at least 1 pass, 0 discarded ones and 1 sample");
+            counted(samples, "sample"), "; use at least 1 pass, 0 discarded ones and 1 sample");
   }
 
   /// Seconds of forward, input gradient and weight gradient of each layer, medians; bytes of its
   /// output, of what is kept for its backward (its input and its saved state) and of its
   /// parameters. The loss counts for the last layer's backward. Parameters stay as they are.
   /// @tparam Clock  the clock; tests use their own
+  /// @throws Error  bad_configuration for an input without rows if ProfilerOptions::samples is not
+  ///                given, which the other measure() throws as well
   template <class Clock = std::chrono::steady_clock, class In, class Out, class Optimizer,
             class Loss>
   [[nodiscard]] cluster::Profile measure(
@@ -64,6 +69,7 @@ class Profiler {
     auto const& loop = parts.loop;
     std::size_t const layers = parts.parameters.size();
     require_names(layers);
+    int const samples = samples_of(&input, 1);
     auto const passes = static_cast<std::size_t>(options_.repeats);
     List<Passes> times(layers, Passes{std::vector<double>(passes), std::vector<double>(passes),
                                       std::vector<double>(passes)});
@@ -94,7 +100,7 @@ class Profiler {
     }
     for (auto& parameters : parts.parameters) parameters.zero_gradients();
 
-    auto profile = timed(times, parts.parameters);
+    auto profile = timed(times, parts.parameters, samples);
     for (std::size_t l = 0; l < layers; ++l) {
       auto& layer = profile.layers[l];
       layer.activation_bytes = loop.y[l].bytes();
@@ -115,7 +121,8 @@ class Profiler {
   ///     cluster::Profile profile = Profiler{{.device = "h200"}}.measure(train, batch);
   /// @endcode
   /// @throws Error  bad_configuration for a pipeline in which not every layer is a stage, with
-  ///                replicas, or without Options::record; what a step throws
+  ///                replicas, or without Options::record; for microbatches of different numbers of
+  ///                rows if ProfilerOptions::samples is not given; what a step throws
   template <class In, class Out, class Optimizer, class Loss, class Device>
   [[nodiscard]] cluster::Profile measure(Trainer<In, Out, Optimizer, Loss, true, Device>& train,
                                          Batch<In, typename Loss::Target> const& batch) const {
@@ -133,6 +140,7 @@ class Profiler {
             .with(feature::records, machine.options().record);
     require_rule(detail::Rule::profiled_replicas, features);
     require_rule(detail::Rule::profile_unrecorded, features);
+    int const samples = samples_of(batch.inputs.data(), batch.inputs.size());
     List<Passes> times(layers);
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
       (void)run(train.step(batch));
@@ -140,7 +148,7 @@ class Profiler {
       for (schedule::Span const& span : train.timeline().spans) times[span.action.stage].add(span);
     }
     auto const hold = train.hold();
-    auto profile = timed(times, machine.parameters());
+    auto profile = timed(times, machine.parameters(), samples);
     for (std::size_t l = 0; l < layers; ++l) {
       auto const& own = machine.run.storage[l][0];
       auto& layer = profile.layers[l];
@@ -215,12 +223,33 @@ class Profiler {
             counted(layers, "layer"), "; give one for each, or none");
   }
 
+  /// The samples of each of these microbatches.
+  template <class In> [[nodiscard]] int samples_of(In const* inputs, std::size_t count) const {
+    if (options_.samples) return *options_.samples;
+    std::size_t rows = 0;
+    if constexpr (detail::Rows<In>::exist)
+      for (std::size_t m = 0; m < count; ++m) {
+        std::size_t const here = detail::Rows<In>::count(inputs[m]);
+        if (m > 0 && here != rows)
+          raise(Errc::bad_configuration, "microbatch ", m, " has ", counted(here, "row"),
+                ", those before it ", rows,
+                ", so that a profile cannot be for either; give ProfilerOptions::samples");
+        rows = here;
+      }
+    if (!std::in_range<int>(rows) || rows == 0)
+      raise(Errc::bad_configuration,
+            "how many samples are measured is unknown, since the input has no rows; give "
+            "ProfilerOptions::samples");
+    return static_cast<int>(rows);
+  }
+
   /// A profile without the bytes of values.
-  [[nodiscard]] cluster::Profile timed(
-      List<Passes> const& times, FixedArray<detail::LayerParameters> const& parameters) const {
+  [[nodiscard]] cluster::Profile timed(List<Passes> const& times,
+                                       FixedArray<detail::LayerParameters> const& parameters,
+                                       int samples) const {
     cluster::Profile profile;
     profile.name = options_.name;
-    profile.batch = options_.samples;
+    profile.batch = samples;
     profile.device = options_.device;
     for (std::size_t l = 0; l < times.size(); ++l) {
       cluster::Layer layer;

@@ -96,6 +96,31 @@ TEST_CASE("train/Profiler: bytes are those the layers hold", "[train]") {
   CHECK_FALSE(at[2].backward_weight_s.has_value());  // its backward does not split
 }
 
+TEST_CASE("train/Profiler: a profile is for the rows of the input, or says that there are none",
+          "[train]") {
+  auto one = one_device();
+  std::vector<int> each;
+  for (int l = 1; l < layers; ++l) each.push_back(l);
+  auto train = sg::Pipeline{model()}.with(sg::partition::Cuts{each}, sg::schedule::GPipe{}, Loss{},
+                                          sg::sim::VirtualClock{}, sg::Options{.record = true});
+  Batch batch = small_model::batch(0, 2, false);  // 3 rows each
+  sg::ProfilerOptions given{.repeats = 1, .discarded = 0};
+  CHECK(sg::Profiler(given).measure(one, batch.inputs[0], batch.targets[0]).batch == 3);
+  CHECK(sg::Profiler(given).measure(train, batch).batch == 3);
+  Batch ragged = small_model::batch(0, 2, true);
+  REQUIRE(ragged.inputs[0].rows() != ragged.inputs[1].rows());
+  CHECK_THROWS_WITH(
+      sg::Profiler(given).measure(train, ragged),
+      Catch::StartsWith("microbatch 1 has ") && Catch::EndsWith("; give ProfilerOptions::samples"));
+  auto number = sg::Pipeline{Work{1, 1, 1}}.on_one_device(TimedLoss{});
+  CHECK_THROWS_WITH(sg::Profiler(given).measure(number, 1.0F, 2.0F),
+                    "how many samples are measured is unknown, since the input has no rows; give "
+                    "ProfilerOptions::samples");
+  given.samples = 6;
+  CHECK(sg::Profiler(given).measure(train, ragged).batch == 6);
+  CHECK(sg::Profiler(given).measure(number, 1.0F, 2.0F).batch == 6);
+}
+
 TEST_CASE("train/Profiler: the model trains on as if it had not been measured", "[train]") {
   auto measured = one_device();
   auto untouched = one_device();
@@ -110,8 +135,8 @@ TEST_CASE("train/Profiler: the model trains on as if it had not been measured", 
 
 TEST_CASE("train/Profiler: each layer has the median of its own times", "[train]") {
   auto one = sg::Pipeline{Work{100, 20, 3}, Work{5000, 600, 0}}.on_one_device(TimedLoss{});
-  auto const profile =
-      sg::Profiler({.repeats = 9, .layer_names = {"low", "high"}}).measure<Clock>(one, 1.0F, 2.0F);
+  auto const profile = sg::Profiler({.repeats = 9, .samples = 1, .layer_names = {"low", "high"}})
+                           .measure<Clock>(one, 1.0F, 2.0F);
   auto const& at = profile.layers;
   CHECK(at[0].name == "low");
   CHECK(at[0].forward_s == Approx(100e-9));

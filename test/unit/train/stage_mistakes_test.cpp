@@ -301,8 +301,8 @@ TEST_CASE("train/Context: a forward is told whether it is repeated, evaluated or
     }
   Watches const layer;
   auto one = sg::Pipeline{layer}.on_one_device(Mse{});
-  static_cast<void>(
-      sg::Profiler{{.repeats = 2, .discarded = 1}}.measure(one, batch.inputs[0], batch.targets[0]));
+  static_cast<void>(sg::Profiler{{.repeats = 2, .discarded = 1, .samples = 1}}.measure(
+      one, batch.inputs[0], batch.targets[0]));
   CHECK(*layer.seen == Seen{.trained = 0, .recomputed = 0, .evaluated = 0, .profiled = 3});
   one.step(batch);
   CHECK(layer.seen->trained == 5);
