@@ -271,10 +271,7 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
 
   /// Where the last step that failed did, if a layer or the loss threw in this process: "rank 1 in
   /// 1F0, layer 1". What they throw is passed on as it is, and does not say that. Empty otherwise.
-  [[nodiscard]] std::string failed_at() const {
-    session_->require_idle();
-    return Facts::failed_at(session_->machine());
-  }
+  [[nodiscard]] std::string failed_at() const { return Facts::failed_at(hold()->machine()); }
 
   /// When each action of the last step started and ended: seconds since the step began.
   /// @throws Error  bad_configuration if it was not recorded, also from the two functions below

@@ -31,9 +31,11 @@ using sg::schedule::Timeline;
 
 // Every allocation by `new`: the one that `allocations_left` counts down to fails.
 namespace {
-thread_local long allocations_left = -1;  // negative: none fails
+thread_local long allocations_left = -1;     // negative: none fails
+thread_local void (*meanwhile)() = nullptr;  // is called within the next one
 
 void* allocate(std::size_t size, std::size_t alignment) {
+  if (meanwhile != nullptr) std::exchange(meanwhile, nullptr)();
   if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
   void* const memory =
       std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
@@ -405,6 +407,33 @@ TEST_CASE("sim/VirtualClock: a program that found no memory leaves those before 
     REQUIRE(bits(train) == expected);
   }
   CHECK(failures > 50);
+}
+
+TEST_CASE("train/Trainer: no step begins while failed_at copies what a step writes", "[sim]") {
+  auto const hook = make_hook();
+  auto train = pipeline(sg::sim::VirtualClock{}, hook);
+  *hook = [](Call const& call) {
+    if (call == Call{Function::forward, 2, 1}) throw std::runtime_error("trap");
+  };
+  CHECK_THROWS_AS(sg::run(train.step(batch(4))), std::runtime_error);
+  *hook = [](Call const&) {};
+  static decltype(train)* trainer;
+  static std::string refusal;
+  trainer = &train;
+  refusal.clear();
+  std::string place;
+  meanwhile = [] {  // the copy has begun
+    try {
+      sg::run(trainer->step(batch(4)));
+    } catch (sg::Error const& error) {
+      refusal = error.what();
+    }
+  };
+  place = train.failed_at();
+  meanwhile = nullptr;
+  CHECK(place == "rank 2 in 2F1, layer 2");
+  CHECK_THAT(refusal, Catch::StartsWith("another call of this pipeline has not returned yet"));
+  sg::run(train.step(batch(4)));
 }
 
 }  // namespace virtual_clock_test
