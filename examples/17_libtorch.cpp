@@ -9,6 +9,7 @@
 // expect: same values: yes
 #include <cmath>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/functional/loss.h>
@@ -58,7 +59,7 @@ double ordinary_loop(nn::Sequential net, at::Tensor const& x, at::Tensor const& 
 double pipeline(nn::Sequential net, at::Tensor const& x, at::Tensor const& target) {
   std::vector<sg::torch::Stage> layers;
   for (auto& module : *net) layers.emplace_back(module);
-  auto train = sg::Pipeline{sg::Sequential{layers}}.with(
+  auto train = sg::Pipeline{sg::Sequential{std::move(layers)}}.with(
       sg::partition::Even{.stages = 2}, sg::schedule::ZeroBubbleH1{}, sg::host::Threads{2},
       sg::torch::Loss{loss}, sg::optimizer::Sgd{.rate = 0.1});
   sg::Batch<sg::torch::Value, sg::torch::Value> batch;

@@ -124,8 +124,11 @@ class Listener {
  public:
   Listener(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules rules,
            host::ListenOptions const& options)
-      : service_{std::move(server), std::move(rules), options.token.hello(), options.deadline_s,
-                 ticks(options.handshake_s)},
+      : service_{std::move(server), std::move(rules), options.token.hello(),
+                 require_deadline("ListenOptions::deadline_s", options.deadline_s,
+                                  longest_deadline_s),
+                 ticks(require_deadline("ListenOptions::handshake_s", options.handshake_s,
+                                        longest_deadline_s))},
         threads_(service_, options),
         acceptor_(threads_[0]->executor()),
         timer_(threads_[0]->executor()) {
@@ -168,8 +171,6 @@ class Listener {
 
   struct Threads : std::vector<std::unique_ptr<ServerThread>> {
     Threads(Service const& service, host::ListenOptions const& options) {
-      require_deadline("ListenOptions::deadline_s", options.deadline_s, longest_deadline_s);
-      require_deadline("ListenOptions::handshake_s", options.handshake_s, longest_deadline_s);
       std::size_t const cores = std::thread::hardware_concurrency();
       std::size_t const count = options.threads != 0 ? static_cast<std::size_t>(options.threads)
                                                      : std::clamp<std::size_t>(cores, 1, 8);

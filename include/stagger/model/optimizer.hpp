@@ -112,7 +112,7 @@ template <class O> using HostRuleOf = typename HostRule<O>::type;
 
 /// @throws Error  bad_configuration for numbers with which an update is not finite, or grows what it
 ///                should decay: a rate or a weight decay below 0 or beyond the floats, a decay of
-///                moments outside of [0, 1), an epsilon that is 0 as a float
+///                moments outside of [0, 1), an epsilon that is no normal float
 [[gnu::cold]] inline void require_rate(double rate) {
   if (!(rate >= 0 && rate <= std::numeric_limits<float>::max()))
     raise(Errc::bad_configuration, "a learning rate of ", rate,

@@ -101,7 +101,8 @@ concept LosesSaved =
 template <class T> inline constexpr bool is_tie = false;
 template <ParameterElement... T> inline constexpr bool is_tie<std::tuple<Parameter<T>&...>> = true;
 // As many as are known at run time.
-template <ParameterElement T> inline constexpr bool is_tie<std::span<Parameter<T>>> = true;
+template <ParameterElement T, std::size_t N>
+inline constexpr bool is_tie<std::span<Parameter<T>, N>> = true;
 
 }  // namespace detail
 

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <stagger/core/error.hpp>
@@ -53,6 +54,7 @@ class Loss {
   ///                libtorch says
   [[nodiscard]] double value(Context&, Value const& y, Value const& target) const {
     detail::know_thread();
+    c10::InferenceMode const off(false);
     at::NoGradGuard const none;
     return guarded([&] { return mean_of(y, target).item<double>() * terms(target); });
   }
@@ -60,6 +62,7 @@ class Loss {
   double value_and_gradient(Context&, Value const& y, Value const& target, double scale,
                             Value& dy) const {
     detail::know_thread();
+    c10::InferenceMode const off(false);
     at::AutoGradMode const on(true);
     return guarded([&] {
       at::Tensor const leaf = y.tensor().detach().requires_grad_();

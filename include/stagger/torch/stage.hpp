@@ -63,7 +63,10 @@ class Stage {
       : Stage(std::remove_cvref_t<Given>(std::forward<Given>(given)), 0) {}
 
   Stage(Stage const& other)
-      : origin_(other.origin_), runner_(other.runner_), parameters_(other.parameters_) {
+      : origin_(other.origin_),
+        names_(other.names_),
+        runner_(other.runner_),
+        parameters_(other.parameters_) {
     find_leaves();
   }
   Stage(Stage&&) noexcept = default;
@@ -89,7 +92,8 @@ class Stage {
       at::AutoGradMode const grad(training);
       at::Tensor in = x.tensor().detach();
       // Nobody wants the gradient of the model's input.
-      if (training && context.layer() != 0 && in.is_floating_point()) in.requires_grad_();
+      if (training && context.layer() != 0 && (in.is_floating_point() || in.is_complex()))
+        in.requires_grad_();
       auto const version = in._version();
       at::Tensor out = runner_.run(context, in);
       if (in._version() != version) [[unlikely]]
@@ -97,7 +101,8 @@ class Stage {
       if (!out.defined()) [[unlikely]]
         raise(Errc::mismatch, "forward of ", runner_.place(context),
               " returned an undefined tensor; return the output");
-      bool const shown = detail::shows_parameter(out);
+      bool const shown =
+          detail::shares_with_any(out, leaves_) || detail::shares_with_any(out, runner_.buffers());
       y = detail::of_its_own(shown ? out.detach().clone() : out.detach(), x.tensor());
       if (training) {
         saved.x = std::move(in);
@@ -154,12 +159,25 @@ class Stage {
   template <class Given>
   Stage(Given given, int)
       : origin_(origin_of(given)),
+        names_(names_of(given)),
         runner_(detail::hold(std::move(given))),
-        parameters_(declared(runner_.module())) {
+        parameters_(declared(runner_.module(), names_)) {
     if (origin_ == nullptr) origin_ = std::make_shared<detail::Origin>(runner_.module());
     find_leaves();
   }
 
+  /// @return  none for a function, whose modules all have their own
+  template <class Given> static std::vector<std::string> names_of(Given const& given) {
+    if constexpr (std::same_as<Given, detail::AnyModule>)
+      return given.is_empty() ? std::vector<std::string>() : keys_of(*given.ptr());
+    else if constexpr (detail::Holder<Given> || detail::is_shared_module<Given>)
+      return detail::pointer_to(given) == nullptr ? std::vector<std::string>() : keys_of(*given);
+    else
+      return {};
+  }
+  static std::vector<std::string> keys_of(::torch::nn::Module const& module) {
+    return module.named_parameters().keys();
+  }
   /// @return  none for a function, whose module nobody else has
   template <class Given> static std::shared_ptr<detail::Origin> origin_of(Given const& given) {
     if constexpr (std::same_as<Given, detail::AnyModule>)
@@ -171,19 +189,22 @@ class Stage {
       return nullptr;
   }
 
-  [[gnu::cold]] static std::vector<Parameter<float>> declared(::torch::nn::Module const& module) {
+  /// @param names  of the module that was given, of which a clone may have others
+  [[gnu::cold]] static std::vector<Parameter<float>> declared(
+      ::torch::nn::Module const& module, std::vector<std::string> const& names) {
     std::vector<Parameter<float>> all;
     for (auto const& each : module.named_parameters()) {
       at::Tensor const& given = each.value();
+      std::string const& name = names.empty() ? each.key() : names[all.size()];
       if (given.scalar_type() != at::kFloat || !given.is_cpu())
-        raise(Errc::bad_configuration, "the parameter '", each.key(), "' of ", module.name(),
+        raise(Errc::bad_configuration, "the parameter '", name, "' of ", module.name(),
               " has elements of type ", c10::toString(given.scalar_type()), " on ",
               detail::in_words(given.device()),
               ", but a stage trains floats on the host; convert the module with to(torch::kFloat) "
               "and to(torch::kCPU)");
       at::Tensor const values = given.detach().contiguous();
       auto const* const first = values.const_data_ptr<float>();
-      Parameter<float> parameter(each.key(), std::vector<float>(first, first + values.numel()));
+      Parameter<float> parameter(name, std::vector<float>(first, first + values.numel()));
       if (values.dim() >= 2 && values.numel() != 0)
         parameter = std::move(parameter).matrix(static_cast<std::uint64_t>(values.size(0)));
       all.push_back(std::move(parameter));
@@ -229,6 +250,7 @@ class Stage {
   }
 
   std::shared_ptr<detail::Origin> origin_;  // until an engine has taken over the parameters
+  std::vector<std::string> names_;          // of its parameters; none: as the module has them
   detail::Runner runner_;
   std::vector<Parameter<float>> parameters_;
   std::vector<at::Tensor> leaves_;     // of the module, one for each parameter

@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/InferenceMode.h>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/portable.hpp>
@@ -58,6 +59,10 @@ class Value {
             " of layout ", detail::in_words(tensor_.layout()),
             ", but stages work on strided tensors on the host; convert it with "
             "to(at::kCPU).to_dense()");
+    if (tensor_.is_inference() || tensor_.is_conj() || tensor_.is_neg()) {
+      c10::InferenceMode const off(false);
+      tensor_ = tensor_.resolve_conj().resolve_neg().clone();
+    }
     if (tensor_.requires_grad()) tensor_ = tensor_.detach();
     if (!tensor_.is_non_overlapping_and_dense()) tensor_ = tensor_.contiguous();
   }

@@ -256,11 +256,14 @@ inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
 }
 
 // Throws where a parameter is another matrix than when its state was made, if that matters.
-inline void check_rows(ParsedCheckpoint const& parsed, OptimizerRecord const& here,
+// @return whether it can be known
+inline bool check_rows(ParsedCheckpoint const& parsed, OptimizerRecord const& here,
                        List<ParameterShape> const& shapes, std::string const& path) {
-  if (here.element_wise) return;
+  bool known = true;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
+    if (here.element_wise || shapes[i].states == 0) continue;
     std::uint64_t const rows = parsed.entries[i].rows;
+    if (rows == 0 || !shapes[i].rows) known = false;
     if (rows == 0 || !shapes[i].rows || rows == *shapes[i].rows + 1) continue;
     raise(
         Errc::mismatch, "the checkpoint ", path, " has the state of '", shapes[i].name, "' with ",
@@ -268,6 +271,7 @@ inline void check_rows(ParsedCheckpoint const& parsed, OptimizerRecord const& he
         ", where the optimizer ", here.name,
         " takes parameters whole; declare it as there, or take the values alone: Restore::values");
   }
+  return known;
 }
 
 }  // namespace detail
@@ -306,27 +310,27 @@ class Checkpoints {
   /// @throws Error  with Errc::io, or bad_configuration unless 0 <= step <= 2^48; the checkpoints
   ///                that existed before still exist
   void write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
-    write(state, {}, detail::shapes_of(parameters), [&](auto const& add) {
-      for (auto const& parameter : parameters) add(parameter);
-      return true;
-    });
+    write(
+        state, {}, detail::shapes_of(parameters),
+        [&](auto const& add) {
+          for (auto const& parameter : parameters) add(parameter);
+          return true;
+        },
+        [] {});
   }
   /// Writes a checkpoint of a trainer, one parameter after the other, with the name and the numbers
   /// of its optimizer. Over processes all call it, and process 0 writes without ever having the
   /// whole model in memory.
   /// @tparam Train  a Trainer
-  /// @throws Error  also mismatch unless the state's step is that of the trainer
+  /// @throws Error  also mismatch unless the state's step is that of the trainer, in the process that
+  ///                writes; the other processes' states are not looked at
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   void write(CheckpointState const& state, Train& train) const {
-    require_taken(state.step, train.steps());
-    write(state, detail::optimizer_record(train.given_optimizer(), train.optimizer()),
-          train.parameter_shapes(), [&](auto const& add) {
-            bool const writes = train.each_parameter(0, add);
-            require_taken(state.step,
-                          train.steps());  // another thread may have taken one meanwhile
-            return writes;
-          });
+    write(
+        state, detail::optimizer_record(train.given_optimizer(), train.optimizer()),
+        train.parameter_shapes(), [&](auto const& add) { return train.each_parameter(0, add); },
+        [&] { require_taken(state.step, train.steps()); });
   }
 
   /// Reads the newest checkpoint that is whole into `parameters`. Nothing is changed before
@@ -375,14 +379,16 @@ class Checkpoints {
             ", where the trainer has taken ", counted(taken, "step"),
             "; give CheckpointState::step what Trainer::steps says, with which it goes on");
   }
-  /// @param each  calls its argument with every parameter; returns whether this process writes
-  template <class Each>
+  /// @param each   calls its argument with every parameter; returns whether this process writes
+  /// @param check  called by the process that writes before it does, while the parameters are held
+  template <class Each, class Check>
   void write(CheckpointState const& state, detail::OptimizerRecord const& optimizer,
-             List<ParameterShape> const& shapes, Each&& each) const {
+             List<ParameterShape> const& shapes, Each const& each, Check const& check) const {
     // No name of a file would say that it is below 0, and all others would be removed.
     detail::require_step(state.step, "a checkpoint cannot be of");
     std::optional<detail::CheckedWriter> out;
     auto const begin = [&] {
+      check();
       out.emplace(path(state.step));
       detail::write_head(*out, state, optimizer, shapes);
     };
@@ -419,8 +425,11 @@ class Checkpoints {
         detail::check_model(parsed, model, shapes, restored.file, what);
         if (known && what == Restore::everything)
           detail::require_optimizer(parsed.optimizer, *here, restored.file);
-        if (known && what == Restore::everything)
-          detail::check_rows(parsed, *here, shapes, restored.file);
+        if (known && what == Restore::everything &&
+            !detail::check_rows(parsed, *here, shapes, restored.file))
+          restored.warnings.push_back(
+              restored.file +
+              " does not say how many rows its matrices have, so that none were compared");
         if (known && what == Restore::everything && !set(parsed.optimizer))
           raise(Errc::mismatch, "the numbers of the optimizer ", here->name,
                 " have changed in the run that wrote ", restored.file,

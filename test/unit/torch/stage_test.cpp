@@ -19,8 +19,11 @@
 
 #include <dlfcn.h>
 
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -115,6 +118,13 @@ struct CallImpl : nn::Cloneable<CallImpl> {
 };
 TORCH_MODULE(Call);
 
+/// As many are written: it registers its modules when it is made, and has no clone().
+struct NoCloneImpl : nn::Module {
+  nn::Linear inner = register_module("inner", nn::Linear(8, 8));
+  Tensor forward(Tensor x) { return inner(std::move(x)); }
+};
+TORCH_MODULE(NoClone);
+
 using Layers = std::vector<nn::Sequential>;
 
 Layers make(std::string const& what) {
@@ -148,6 +158,19 @@ Layers make(std::string const& what) {
   // Parameters beside the chain alone, and an end that is a sum.
   all.emplace_back(call([](Tensor x, Tensor const& w) { return x * 2 + w.sum(); }, 8));
   all.emplace_back(nn::Linear(8, 8), nn::Tanh(), nn::Linear(8, 8));
+  // A write of the input into a part of what is made from a parameter.
+  all.emplace_back(call(
+      [](Tensor x, Tensor const& w) {
+        Tensor y = w.sum(0).repeat({x.size(0), 1});
+        y.slice(1, 2, 6).add_(x.slice(1, 0, 4));
+        return y * x;
+      },
+      8));
+  // Complex values between layers.
+  all.emplace_back(call(
+      [](Tensor x, Tensor const&) { return at::view_as_complex(x.reshape({-1, 4, 2})).conj(); }));
+  all.emplace_back(
+      call([](Tensor x, Tensor const&) { return at::view_as_real(x * x).reshape({-1, 8}); }));
   all.emplace_back(nn::Identity());
   return all;
 }
@@ -441,7 +464,7 @@ TEST_CASE("torch/Stage: checkpoints restore a run to the bit", "[torch]") {
   checkpoints.write({train.steps(), run_seed, "a model", "its settings"}, train);
   double const loss = sg::run(train.step(batch)).loss;
   auto resumed = fresh();
-  REQUIRE(checkpoints.restore("a model", resumed).warnings.empty());
+  REQUIRE(checkpoints.restore("a model", resumed).warnings == std::vector<std::string>());
   REQUIRE(sg::run(resumed.step(batch)).loss == loss);
   auto const expected = train.parameters();
   auto const states = resumed.parameters();
@@ -588,6 +611,9 @@ TEST_CASE("torch/Stage: what a stage hands on is its own", "[torch]") {
     REQUIRE(dx.tensor().equal(gradient(leaf)));
     REQUIRE(at::from_blob(sum.data(), {8, 8}).equal(gradient(w)));
     REQUIRE_FALSE(dx.tensor().is_alias_of(dy.tensor()));
+    context.begin_step(0, 0, false);  // in evaluation too
+    stage.forward(context, x, y, saved);
+    REQUIRE((y.data() < first || y.data() >= first + values.size() * sizeof(float)));
   }
 }
 
@@ -617,6 +643,42 @@ TEST_CASE("torch/Stage: the global generator is as it was", "[torch]") {
   at::manual_seed(9);
   sg::run(train.step(batch));
   REQUIRE(at::randn({3}).equal(expected));
+}
+
+TEST_CASE("torch/Stage: making stages leaves the global generator as it was", "[torch]") {
+  auto const layers = make("transformer");
+  at::manual_seed(9);
+  Tensor const expected = at::randn({3});
+  at::manual_seed(9);
+  auto const train = pipeline(stages_of(layers), 2, sg::host::Threads{2});
+  REQUIRE(at::randn({3}).equal(expected));
+}
+
+TEST_CASE("torch/Stage: evaluation draws the numbers of its microbatch, in inference mode too",
+          "[torch]") {
+  Stages stages;
+  for (int l = 0; l < 3; ++l)
+    stages.emplace_back(nn::Sequential(
+        nn::Linear(8, 8), Call([](Tensor x, Tensor const&) { return at::dropout(x, 0.5, true); })));
+  auto one = pipeline(stages, 1, sg::host::Threads{1});
+  auto three = pipeline(stages, 3, sg::host::Threads{3});
+  c10::InferenceMode const on;
+  auto const batch = batch_of("odd", 3);
+  double const loss = sg::run(one.evaluate(batch)).loss;
+  REQUIRE(sg::run(one.evaluate(batch)).loss == loss);
+  REQUIRE(sg::run(three.evaluate(batch)).loss == loss);
+  REQUIRE(sg::run(one.step(batch)).loss == sg::run(three.step(batch)).loss);
+}
+
+TEST_CASE("torch/Stage: parameters have the names of the module that was given", "[torch]") {
+  nn::Sequential const named({{"first", nn::Linear(8, 8)}, {"last", nn::Linear(8, 8)}});
+  auto train = pipeline({sg::torch::Stage{named}}, 1);
+  sg::run(train.step(batch_of("odd", 1)));
+  auto const states = train.parameters();
+  REQUIRE(states[0].name == "0.first.weight");
+  sg::torch::copy_parameters(states, 0, *named);
+  for (std::size_t i = 0; i < states.size(); ++i)
+    REQUIRE(same(states[i].values<float>(), named->parameters()[i]));
 }
 
 TEST_CASE("torch/Stage: what a module gets wrong is said with its name", "[torch]") {
@@ -670,6 +732,15 @@ TEST_CASE("torch/Stage: what a module gets wrong is said with its name", "[torch
       [size = std::make_shared<int>(1)] { return nn::Linear(2, (*size)++); }};
   REQUIRE_THAT(refusal([&] { sg::torch::Stage{grows}; }),
                Catch::Contains("a copy of torch::nn::LinearImpl has other parameters or buffers"));
+  sg::torch::Stage const shares{
+      [inner = nn::Linear(2, 2)] { return nn::Sequential(inner, nn::Tanh()); }};
+  REQUIRE_THAT(refusal([&] { sg::torch::Stage{shares}; }),
+               Catch::Contains("a copy of torch::nn::SequentialImpl has the same parameters or "
+                               "buffers in memory; "));
+  for (std::string const& no_clone :
+       {made_of(nn::AnyModule(NoClone())), made_of(nn::Sequential(NoClone()))})
+    REQUIRE_THAT(no_clone, Catch::Contains(" cannot be copied: ") &&
+                               Catch::EndsWith("that makes it: Stage{[] { return Mine(8); }}"));
   REQUIRE(refusal([] { sg::torch::Dropout(1.5); }) ==
           "a dropout rate of 1.5 is no probability; give one from 0 to 1");
 }
@@ -688,15 +759,17 @@ TEST_CASE("torch/Stage: a parameter that two modules share is refused", "[torch]
           "the parameter '1.weight' of torch::nn::SequentialImpl is the parameter 'weight' of "
           "torch::nn::LinearImpl as well; a stage trains its parameters for itself, so give each "
           "module its own");
-  // Copies, and another stage of the same module, are layers of their own.
+  // Copies are layers of their own; the module itself cannot be given twice.
   Stages const layers(3, first);
-  sg::torch::Stage second{linear};
+  REQUIRE(refusal([&] { sg::torch::Stage{linear}; }) ==
+          "a stage was made from this torch::nn::LinearImpl before, and the two would train copies "
+          "that differ; give each layer a module of its own, and for another pipeline copy the "
+          "stage");
   REQUIRE_FALSE(again().empty());
   {
     auto const trainer = pipeline({std::move(first)}, 1);
     REQUIRE_FALSE(again().empty());  // another copy is there, of which a pipeline may be made
   }
-  static_cast<void>(second.parameters());
   for (auto layer : layers) static_cast<void>(layer.parameters());
   REQUIRE_FALSE(again().empty());
 }

@@ -927,6 +927,11 @@ TEST_CASE("train/Checkpoints: state of a matrix is not read for one of other row
   // A file of version 2 does not say how many there were.
   write(checkpoints.path(1), as_version(2, read(checkpoints.path(1))));
   CHECK(read_by(3, OfWhole{}) == "accepted");
+  auto of_old = matrix_trainer(3, OfWhole{});
+  CHECK(checkpoints.restore("a model", of_old).warnings ==
+        std::vector<std::string>{
+            checkpoints.path(1) +
+            " does not say how many rows its matrices have, so that none were compared"});
 
   // For an optimizer by element, rows have no meaning.
   auto other = matrix_trainer(2, Own{});

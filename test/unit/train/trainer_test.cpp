@@ -237,6 +237,7 @@ template <bool listed> struct Sum {
   }
 };
 static_assert(sg::Stage<Sum<true>> && sg::Stage<Sum<false>>);
+static_assert(sg::detail::is_tie<std::span<sg::Parameter<double>, 3>>);
 
 TEST_CASE("train/Trainer: parameters that a layer lists at run time are trained like tied ones",
           "[train]") {

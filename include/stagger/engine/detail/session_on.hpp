@@ -186,9 +186,10 @@ std::vector<std::uint64_t> MachineFacts<M>::staleness(M& machine, std::optional<
   bool recorded = false;
   for (auto const& rank : machine.ranks()) recorded = recorded || rank.recorded;
   if (!recorded)
-    raise(Errc::bad_configuration,
-          "the last step was not recorded; give with() Options{.record = true}, or call "
-          "record(true) before a step");
+    raise(Errc::bad_configuration, "the last step was not recorded; ",
+          machine.options().record
+              ? "steps are recorded from now on, so take one first"
+              : "give with() Options{.record = true}, or call record(true) before a step");
 }
 template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int ranks, bool sums) {
   require_recorded(machine);

@@ -14,6 +14,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace stagger::torch::detail {
@@ -80,7 +81,7 @@ class Branches {
   /// they free what they have kept themselves.
   void cut() {
     for (Node* const node : chain_) node->release_variables();
-    for (auto const& [node, edge] : edges_) node->next_edges()[edge] = Edge();
+    for (auto const& [node, edge] : edges_) cut_edge(*node, edge);
     clear();
   }
 
@@ -93,6 +94,14 @@ class Branches {
     std::uint8_t reaches;
   };
 
+  static void cut_edge(Node& node, std::size_t edge) {
+    node.next_edges()[edge] = Edge();
+    // Of a write into a part of a tensor, the node inside must have the same edges but the first.
+    if (auto* const slices = dynamic_cast<::torch::autograd::CopySlices*>(&node);
+        slices && edge != 0)
+      if (Node* const inner = slices->fn.get(); inner && edge < inner->next_edges().size())
+        inner->next_edges()[edge] = Edge();
+  }
   void clear() {
     nodes_.clear();
     edges_.clear();

@@ -12,6 +12,8 @@
 #include <torch/nn/modules/container/any.h>
 
 #include <stagger/core/error.hpp>
+#include <stagger/torch/detail/random.hpp>
+#include <stagger/torch/value.hpp>
 
 namespace stagger::torch::detail {
 
@@ -78,6 +80,15 @@ template <class G> [[nodiscard]] auto pointer_to(G const& given) {
     raise(Errc::bad_configuration, "a copy of ", from.name(),
           " has other parameters or buffers; let its clone(), or the function of the torch::Stage, "
           "make a module of the same extents each time");
+  bool apart = true;
+  for (std::size_t i = 0; i < own.size(); ++i)
+    apart = apart && !(own[i].numel() != 0 && own[i].is_alias_of(parameters[i]));
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    apart = apart && !(buffers[i].numel() != 0 && own_buffers[i].is_alias_of(buffers[i]));
+  if (!apart)
+    raise(Errc::bad_configuration, "a copy of ", from.name(),
+          " has the same parameters or buffers in memory; let its clone(), or the function of the "
+          "torch::Stage, make all modules inside it anew");
   at::NoGradGuard const none;
   for (std::size_t i = 0; i < own.size(); ++i)
     own[i].set_requires_grad(parameters[i].requires_grad());
@@ -87,6 +98,21 @@ template <class G> [[nodiscard]] auto pointer_to(G const& given) {
   for (std::size_t i = 0; i < modes.size() && i < modules.size(); ++i)
     if (modules[i]->is_training() != modes[i]->is_training())
       modules[i]->train(modes[i]->is_training());
+}
+
+/// What `clone` returns. The global generator is afterwards as it was, though modules draw their
+/// first values when they are made.
+/// @throws Error  bad_configuration for a module, or one inside it, that has no clone()
+template <class Clone> [[nodiscard]] auto cloned(Module const& module, Clone clone) {
+  SeededGlobally const generator(0);
+  try {
+    return clone();
+  } catch (c10::Error const& error) {
+    raise(
+        Errc::bad_configuration, module.name(), " cannot be copied: ", first_line(error),
+        "; derive each module inside it from torch::nn::Cloneable, or give torch::Stage a function "
+        "that makes it: Stage{[] { return Mine(8); }}");
+  }
 }
 
 template <class M> class HeldModule final : public Held {
@@ -104,7 +130,7 @@ template <class M> class HeldModule final : public Held {
     static_assert(HasClone<M>,
                   "stagger: this module cannot be copied: derive it from torch::nn::Cloneable, or "
                   "give torch::Stage a function that makes it: Stage{[] { return Mine(8); }}");
-    auto own = std::dynamic_pointer_cast<M>(module_->clone());
+    auto own = std::dynamic_pointer_cast<M>(cloned(*module_, [&] { return module_->clone(); }));
     if (own == nullptr)
       raise(Errc::bad_configuration, "clone() of ", module_->name(),
             " made a module of another type; derive it from torch::nn::Cloneable of its own type");
@@ -125,7 +151,7 @@ class HeldAny final : public Held {
   at::Tensor forward(at::Tensor& x) override { return module_.forward(x); }
   [[nodiscard]] Module& module() const override { return *of_any_; }
   [[nodiscard]] std::unique_ptr<Held> copy() const override {
-    auto own = std::make_unique<HeldAny>(module_.clone());
+    auto own = std::make_unique<HeldAny>(cloned(*of_any_, [&] { return module_.clone(); }));
     make_alike(*of_any_, *own->of_any_);
     return own;
   }
@@ -149,6 +175,7 @@ template <class Make> class HeldMade final : public Held {
   at::Tensor forward(at::Tensor& x) override { return module_->forward(x); }
   [[nodiscard]] Module& module() const override { return *module_; }
   [[nodiscard]] std::unique_ptr<Held> copy() const override {
+    SeededGlobally const generator(0);  // which modules draw from when they are made
     auto other = std::make_unique<HeldMade>(make_);
     if (other->module_ == module_)
       raise(Errc::bad_configuration, "the function of a torch::Stage returned the same ",

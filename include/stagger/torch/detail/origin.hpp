@@ -43,14 +43,14 @@ class Origin {
     ::torch::nn::Module const* module;
     std::string type;
     std::string name;
-    int times = 1;  // origins of the same module
   };
   struct Known {
     std::mutex mutex;
     std::unordered_map<Impl const*, Place> places;
   };
+  /// Never destroyed, since a stage may be as static as this is.
   static Known& known() {
-    static Known all;
+    static Known& all = *new Known;
     return all;
   }
 
@@ -58,21 +58,21 @@ class Origin {
            ::torch::nn::Module const& module) {
     Impl const* const impl = parameter.unsafeGetTensorImpl();
     auto const [at, added] = known().places.try_emplace(impl, Place{&module, module.name(), name});
-    Place& place = at->second;
-    if (!added) {
-      if (place.module != &module || place.name != name)
-        raise(Errc::bad_configuration, "the parameter '", name, "' of ", module.name(),
-              " is the parameter '", place.name, "' of ", place.type,
-              place.module == &module ? "" : " as well",
-              "; a stage trains its parameters for itself, so give each module its own");
-      ++place.times;
-    }
+    Place const& place = at->second;
+    if (!added && place.module == &module && place.name == name)
+      raise(Errc::bad_configuration, "a stage was made from this ", place.type,
+            " before, and the two would train copies that differ; give each layer a module of its "
+            "own, and for another pipeline copy the stage");
+    if (!added)
+      raise(Errc::bad_configuration, "the parameter '", name, "' of ", module.name(),
+            " is the parameter '", place.name, "' of ", place.type,
+            place.module == &module ? "" : " as well",
+            "; a stage trains its parameters for itself, so give each module its own");
     own_.emplace_back(parameter.getIntrusivePtr());
   }
   void forget() {
     for (auto const& own : own_) {
-      auto const at = known().places.find(own._unsafe_get_target());
-      if (--at->second.times == 0) known().places.erase(at);
+      known().places.erase(own._unsafe_get_target());
     }
     own_.clear();
   }

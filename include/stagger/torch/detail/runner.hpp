@@ -2,12 +2,15 @@
 #pragma once
 /// @file   Calls of a module: mode, random numbers, running statistics, and what libtorch says.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <c10/core/InferenceMode.h>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/random.hpp>
@@ -36,6 +39,7 @@ class Runner {
 
   [[nodiscard]] Module& module() const { return held_->module(); }
 
+  [[nodiscard]] std::vector<at::Tensor> const& buffers() const noexcept { return buffers_; }
   void set_training(bool training) {
     if (module().is_training() == training) return;
     module().train(training);
@@ -47,11 +51,12 @@ class Runner {
   /// Calls forward with the random numbers of this action. A repeated one leaves buffers alone.
   at::Tensor run(Context const& context, at::Tensor& in) {
     NumberedDraws const draws(seed_of(context));
-    if (!context.training()) return held_->forward(in);
+    DrawsGlobally& known = draws_[context.training() ? 1 : 0];
     std::vector<at::Tensor> kept;
-    if (context.recomputes() || context.profiles())
+    if (context.training() && (context.recomputes() || context.profiles()))
       for (at::Tensor const& buffer : buffers_) kept.push_back(buffer.clone());
-    at::Tensor out = draws_ == DrawsGlobally::no ? held_->forward(in) : run_seeded(context, in);
+    at::Tensor out =
+        known == DrawsGlobally::no ? held_->forward(in) : run_seeded(context, in, known);
     // Through data(), which leaves the version that backward compares.
     for (std::size_t i = 0; i < kept.size(); ++i) buffers_[i].data().copy_(kept[i]);
     return out;
@@ -67,6 +72,7 @@ class Runner {
   /// Says what libtorch throws in one sentence, with the module's name.
   template <class Call> void guarded(Context const& context, Call call) const {
     try {
+      c10::InferenceMode const off(false);  // which the caller of an evaluation may be in
       call();
     } catch (c10::Error const& error) {
       refuse(context, error);
@@ -81,11 +87,11 @@ class Runner {
     std::uint64_t const row = context.first_row();
     return row == 0 ? context.random_seed() : random_bits(context.random_seed(), {row});
   }
-  at::Tensor run_seeded(Context const& context, at::Tensor& in) {
+  at::Tensor run_seeded(Context const& context, at::Tensor& in, DrawsGlobally& known) {
     SeededGlobally const generator(seed_of(context));
     at::Tensor out = held_->forward(in);
-    if (draws_ == DrawsGlobally::unknown)
-      draws_ = generator.was_drawn_from() ? DrawsGlobally::yes : DrawsGlobally::no;
+    if (known == DrawsGlobally::unknown && in.numel() != 0)  // nothing is drawn for nothing
+      known = generator.was_drawn_from() ? DrawsGlobally::yes : DrawsGlobally::no;
     return out;
   }
 
@@ -101,8 +107,8 @@ class Runner {
 
   std::unique_ptr<Held> held_;
   std::vector<at::Tensor> buffers_;
-  std::vector<std::size_t> in_eval_;  // modules inside that never train
-  DrawsGlobally draws_ = DrawsGlobally::unknown;
+  std::vector<std::size_t> in_eval_;      // modules inside that never train
+  std::array<DrawsGlobally, 2> draws_{};  // in evaluation, and in training
 };
 
 }  // namespace stagger::torch::detail

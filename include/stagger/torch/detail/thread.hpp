@@ -4,6 +4,8 @@
 
 #include <stagger/core/requirements.hpp>
 
+#include <vector>
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
@@ -16,11 +18,13 @@ inline void know_thread() {
   static_cast<void>(known);
 }
 
-/// Whether a tensor is a parameter, or a view of one.
-[[nodiscard]] inline bool shows_parameter(at::Tensor const& tensor) {
-  if (!tensor.requires_grad()) return false;
-  if (tensor.is_leaf()) return true;
-  return tensor.is_view() && tensor._base().is_leaf();
+/// Whether a tensor shares memory with one of the others.
+[[nodiscard]] inline bool shares_with_any(at::Tensor const& tensor,
+                                          std::vector<at::Tensor> const& others) {
+  bool shares = false;
+  for (at::Tensor const& other : others)
+    shares = shares || (other.defined() && tensor.is_alias_of(other));
+  return shares;
 }
 
 /// The tensor, copied if it shares memory with one of the others: what a stage hands on must not

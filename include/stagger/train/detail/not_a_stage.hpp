@@ -4,6 +4,7 @@
 ///         missing. Nothing here is instantiated for a correct model.
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <tuple>
@@ -42,12 +43,14 @@ concept TakesNothingSaved =
 template <class T> inline constexpr bool is_const_tie = false;
 template <class... T>
 inline constexpr bool is_const_tie<std::tuple<Parameter<T> const&...>> = sizeof...(T) != 0;
-template <class T> inline constexpr bool is_const_tie<std::span<Parameter<T> const>> = true;
+template <class T, std::size_t N>
+inline constexpr bool is_const_tie<std::span<Parameter<T> const, N>> = true;
 
 // Whether T is a std::tie with a Parameter of a type that Parameter has refused itself.
 template <class T> inline constexpr bool is_refused_tie = false;
 template <class... T> inline constexpr bool is_refused_tie<std::tuple<Parameter<T>&...>> = true;
-template <class T> inline constexpr bool is_refused_tie<std::span<Parameter<T>>> = true;
+template <class T, std::size_t N>
+inline constexpr bool is_refused_tie<std::span<Parameter<T>, N>> = true;
 
 template <class S> consteval StageFault stage_fault() {
   using enum StageFault;
