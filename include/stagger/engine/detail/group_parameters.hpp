@@ -106,7 +106,7 @@ struct GroupParameters {
         shapes.push_back(layer.shape(p));
         if (!of.split) continue;
         shapes.back().bytes = whole_bytes(layer, p);
-        shapes.back().rows = {};  // those of a piece say nothing of the whole
+        if (shapes.back().rows != 0) shapes.back().rows = {};  // a piece may have others
       }
     }
     return shapes;
