@@ -5,7 +5,10 @@
 # CMAKE_PREFIX_PATH.
 
 set(LibTorch_hints "")
-foreach(folder IN LISTS CMAKE_PREFIX_PATH)  # <root>/share/cmake
+string(REPLACE ":" ";" LibTorch_prefixes "$ENV{CMAKE_PREFIX_PATH}")
+list(PREPEND LibTorch_prefixes ${CMAKE_PREFIX_PATH})
+foreach(folder IN LISTS LibTorch_prefixes)  # <root>/share/cmake
+  cmake_path(ABSOLUTE_PATH folder BASE_DIRECTORY ${CMAKE_SOURCE_DIR})
   cmake_path(APPEND folder ../.. OUTPUT_VARIABLE folder)
   list(APPEND LibTorch_hints ${folder})
 endforeach()

@@ -23,6 +23,7 @@
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"
 #include "engine/small_model.hpp"
+#include "same_steps.hpp"
 #include "world.hpp"
 
 namespace pipeline_test {
@@ -39,15 +40,6 @@ template <class Device>
 auto trained_on(Device device, Made schedule, int stages, sg::Options options = {}) {
   return sg::Pipeline{model()}.with(sg::partition::Even{stages}, std::move(schedule), adam, Loss{},
                                     std::move(device), std::move(options));
-}
-
-template <class A, class B> void require_same_steps(A& there, B& here, Batch const& data) {
-  sg::Metrics const a = sg::run(there.step(data));
-  sg::Metrics const b = sg::run(here.step(data));
-  REQUIRE(a.loss == b.loss);
-  REQUIRE(a.terms == b.terms);
-  REQUIRE(a.gradient_norm == b.gradient_norm);
-  REQUIRE(there.steps() == here.steps());
 }
 
 template <class A, class B> void require_same_outputs(A& there, B& here, Batch const& data) {

@@ -285,7 +285,7 @@ class ServerInProcess : private ServerStreams {
     return layers_.size() == 0;
   }
   void leave(int client) noexcept {
-    std::lock_guard const lock(joining_);  // whoever is told may join at once in its place
+    std::lock_guard const lock(joining_);  // another worker may join once the failure is told
     clients_[client].returns.store(false);
     end_stream(client, true);
     forget_asks(client);
