@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A byte-level transformer, trained with pipeline parallelism. `gpt --help` explains the flags.
 
-#include <cstdio>
+#include <chrono>
 #include <exception>
-#include <new>
+#include <thread>
 
 #include <stagger/collective/launcher.hpp>
 
@@ -24,8 +24,8 @@ void require_alone(gpt::Settings const& settings) {
 }
 
 /// Whether this is one of several processes, and not the first. All of them find the same errors on
-/// the command line, so only the first prints them.
-bool first_process_reports() noexcept {
+/// the command line, and the first prints them.
+bool another_reports() noexcept {
   try {
     auto const launch = stagger::collective::find_launch();
     return launch && launch->rank > 0;
@@ -50,13 +50,11 @@ int main(int argc, char** argv) {
     }
     if (settings->on_gpu()) return static_cast<int>(gpt::train_on_gpu(*settings, GPT_SOURCES));
     return static_cast<int>(gpt::train(*settings, GPT_SOURCES));
-  } catch (std::bad_alloc const&) {
-    std::fputs(
-        "gpt: there is not enough memory; use a smaller --width, --layers, --context or --batch\n",
-        stderr);
   } catch (std::exception const& error) {
-    if (!parsed && first_process_reports()) return cannot_be_used;
-    std::fprintf(stderr, "gpt: %s\n", stagger::printable(gpt::in_flags(error.what())).c_str());
+    // The launcher ends all processes as soon as one has ended with an error. A process that is still
+    // there some seconds later has an error of its own, such as a file that its machine lacks.
+    if (!parsed && another_reports()) std::this_thread::sleep_for(std::chrono::seconds(5));
+    gpt::print_error(error);
   }
   return cannot_be_used;
 }

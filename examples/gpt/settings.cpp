@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdio>
 #include <limits>
+#include <new>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -249,6 +251,9 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   return s;
 }
 
+namespace {
+
+/// Replaces names of the library in an error message by the flags of this program.
 std::string in_flags(std::string sentence) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, 10> flags{{
       {"use host::Threads", "use --device threads"},
@@ -268,6 +273,17 @@ std::string in_flags(std::string sentence) {
     for (std::size_t at = 0; (at = sentence.find(from, at)) != std::string::npos; at += to.size())
       sentence.replace(at, from.size(), to);
   return sentence;
+}
+
+}  // namespace
+
+void print_error(std::exception const& error) {
+  if (dynamic_cast<std::bad_alloc const*>(&error) != nullptr)
+    std::fputs(
+        "gpt: there is not enough memory; use a smaller --width, --layers, --context or --batch\n",
+        stderr);
+  else
+    std::fprintf(stderr, "gpt: %s\n", stagger::printable(in_flags(error.what())).c_str());
 }
 
 namespace {

@@ -3,6 +3,7 @@
 /// @file   The settings of a run, with their defaults.
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
@@ -88,8 +89,8 @@ struct Settings {
 /// @throws Error with Errc::bad_configuration
 [[nodiscard]] std::optional<Settings> parse(int argc, char const* const* argv);
 
-/// Replaces names of the library in an error message by the flags of this program.
-[[nodiscard]] std::string in_flags(std::string sentence);
+/// Prints an error to standard error, with the flags of this program for names of the library.
+void print_error(std::exception const& error);
 
 /// The differences of two lists of settings: "steps 8, now 9; rate 0.005, now 0.004".
 [[nodiscard]] std::string differences(std::string const& before, std::string const& now);

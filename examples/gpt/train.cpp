@@ -73,7 +73,7 @@ class Processes {
   }
 
   /// Whether a lower-ranked process has ended with the same message, and so prints it. Waits for
-  /// at most one second, since processes without an error do not call this.
+  /// at most five seconds, since processes without an error do not call this.
   [[nodiscard]] bool reported_elsewhere(std::string_view message) const {
     int process = 0;
     int count = 0;
@@ -91,7 +91,7 @@ class Processes {
     double const begin_s = now_s();
     for (int done = 0; done == 0;) {
       if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
-      if (now_s() - begin_s > 1) return false;
+      if (now_s() - begin_s > 5) return false;
     }
     return std::find(all.begin(), all.begin() + process, mine) != all.begin() + process;
   }
@@ -327,8 +327,10 @@ Outcome train(Settings const& settings, char const* sources) {
   try {
     return Run<HostPlatform>(s, sources)();
   } catch (std::exception const& error) {
-    if (processes && processes->reported_elsewhere(error.what())) return Outcome::refused;
-    throw;
+    if (!processes) throw;
+    // Before MPI ends: launchers end all processes as soon as one has ended with an error.
+    if (!processes->reported_elsewhere(error.what())) print_error(error);
+    return Outcome::refused;
   }
 }
 

@@ -10,14 +10,15 @@ namespace gpt {
 enum class Outcome : int {
   finished = 0,
   differs = 1,
-  refused = 2,  ///< another process has already printed the error
+  refused = 2,  ///< a process of the job has already printed the error
   interrupted = 130
 };
 
 /// Trains as the settings say, on threads of this machine, or as one of the processes of an MPI
 /// job, of which only the first prints and writes.
 /// @param sources  folder with the sources of stagger, the default training text
-/// @throws Error   for settings that cannot be used, and for a step that fails
+/// @throws Error   for settings that cannot be used, and for a step that fails; over MPI the error
+///                 is printed instead, and Outcome::refused returned
 [[nodiscard]] Outcome train(Settings const& settings, char const* sources);
 
 }  // namespace gpt

@@ -6,7 +6,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 macro(gpt_over processes)
   execute_process(COMMAND ${START} ${processes} ${PROGRAM} ${ARGN} --device mpi RESULT_VARIABLE result
                   OUTPUT_VARIABLE output ERROR_VARIABLE errors WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)
-  list(JOIN ARGN " " called)
+  string(JOIN " " called ${ARGN})
 endmacro()
 
 set(last step-000000006.stagger)
