@@ -218,13 +218,11 @@ int main(int argc, char** argv) {
                           results.counter(name_of("oneTBB/include"), "MiB")),
               bench::text("at most twice that (%.2f s)", 2 * tbb_s),
               ours_s <= 2 * tbb_s ? bench::Grade::passed : bench::Grade::failed};
-        },
-        1};
+        }};
   };
   auto const growth = [](char const* what, bool apart) {
     return bench::Row{
-        what, name_of("stages:"),
-        [apart](bench::Results const& results) {
+        what, name_of("stages:"), [apart](bench::Results const& results) {
           double const more_s =
               (results.time_s(stages_name(64, apart)) - results.time_s(stages_name(4, apart))) / 60;
           return bench::Line{
@@ -234,8 +232,7 @@ int main(int argc, char** argv) {
                           results.time_s(stages_name(64, apart)),
                           results.counter(stages_name(64, apart), "MiB")),
               "aim 0.06 s", more_s <= 0.06 ? bench::Grade::passed : bench::Grade::failed};
-        },
-        1};
+        }};
   };
   std::vector<bench::Row> rows{
       unit("compiling a 4-stage pipeline, -O2, the engine compiled once", true),
@@ -249,16 +246,14 @@ int main(int argc, char** argv) {
       add_compilation(folder, proof_name(compiler, one.name), proof(one.code), compiler.c_str());
       std::string const word = std::filesystem::path(compiler).filename().string();
       rows.push_back({std::string("static_assert of 1F1B, ") + one.name + ", " + word,
-                      name_of("proof/"),
-                      [compiler, one](bench::Results const& results) {
+                      name_of("proof/"), [compiler, one](bench::Results const& results) {
                         double const more_s = results.time_s(proof_name(compiler, one.name)) -
                                               results.time_s(proof_name(compiler, "none"));
                         return bench::Line{
                             bench::text("%.2f s more than without it", more_s),
                             bench::text("at most %g s", one.bound_s),
                             more_s <= one.bound_s ? bench::Grade::passed : bench::Grade::failed};
-                      },
-                      1});
+                      }});
     }
   }
   return bench::run(argc, argv, rows);

@@ -88,8 +88,7 @@ std::vector<double> errors(double boundary) {
 }
 
 bench::Row estimate(std::string const& what, double boundary, bool judged) {
-  return {what, "",
-          [=](bench::Results const&) {
+  return {what, "", [=](bench::Results const&) {
             auto const all = errors(boundary);
             double mean = 0, near = 0;
             for (double const e : all) {
@@ -103,8 +102,7 @@ bench::Row estimate(std::string const& what, double boundary, bool judged) {
                 !judged ? bench::Grade::shown
                 : holds ? bench::Grade::passed
                         : bench::Grade::failed};
-          },
-          1};
+          }};
 }
 
 }  // namespace
