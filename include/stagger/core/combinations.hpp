@@ -311,11 +311,6 @@ enum class Verdict : std::uint8_t {
        STAGGER_STREAM_PROFILED, "It would have to read the passes of a stream from its timeline.") \
   RULE(profile_unrecorded, need, profiles, records, "a profiler",                                  \
        " reads the times of recorded actions; set Options::record", "Nothing else times them.")    \
-  RULE(outputs_apart, not_built, predicts | replicas | apart, none,                                \
-       "the rows that replicas predict in several processes",                                      \
-       " are not brought together; predict in a pipeline of one process, or without "              \
-       "Options::replicas",                                                                        \
-       "Rows would have to be sent to the process of the first replica.")                          \
   RULE(captured_shapes, not_built, capture | shapes_change | apart, none, "Gpus::shapes_change",   \
        " has processes wait for shapes in every step, which a graph cannot; leave it or capture "  \
        "out",                                                                                      \

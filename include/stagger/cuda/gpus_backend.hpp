@@ -224,6 +224,7 @@ class Enqueuer {
 
   void join() {
     if (machine_.failed()) return;
+    messages_.predicted().exchange();
     streams_.join();
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       auto& gpu = (*gpus_)[g];
@@ -300,6 +301,7 @@ class GpusBackend : detail::Enqueuer {
   }
   /// Compares what the processes are given, in the first step of a loaded program.
   void complete(stagger::detail::StepArguments const& step, double*) {
+    if (step.outputs.first != nullptr) messages_.predicted().require();
     if (!warm_) detail::compare_batches(gpus_->processes(), machine_, options_, step);
   }
 
@@ -344,8 +346,7 @@ class GpusBackend : detail::Enqueuer {
         enqueue_iteration();
         for (std::size_t g = 0; g < gpus_->size() && !machine_.failed(); ++g)
           streams_.record((*gpus_)[g].main_stream, streams_.end_of(slot, g));
-        if (machine_.arguments().outputs.first != nullptr && !machine_.options().replicas.empty())
-          detail::join_outputs(streams_, slot);
+        messages_.predicted().join(slot);
       }
     } catch (...) {
       if (decided_)
@@ -492,8 +493,7 @@ class GpusBackend : detail::Enqueuer {
   std::vector<int> place_;                                         // [ranks]
   detail::GraphCache graphs_;
   detail::InFlight in_flight_;
-  bool warm_ = false;  // the program has run: its stages hold the memory that they need, and NCCL
-                       // has its connections
+  bool warm_ = false;  // the program has run: stages have their memory, and NCCL its connections
   stagger::detail::Caller caller_;
 };
 

@@ -124,5 +124,17 @@ struct Wires {
   bool shapes_change = false;  ///< from step to step
 };
 
+/// The functions that send values of a type.
+/// @param layer  number of the layer that makes them
+/// @throws Error  bad_configuration for values that cannot be sent
+[[nodiscard]] inline WireType const& wire_of(Wires const& wires,
+                                             stagger::detail::SlotType const& type, int layer) {
+  for (std::size_t i = 0; i < wires.count; ++i)
+    if (wires.table[i].type == &type && wires.table[i].write != nullptr) return wires.table[i];
+  raise(Errc::bad_configuration, "the output of layer ", layer,
+        " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
+        "that returns a std::tie of such, or specialise stagger::cuda::Wire for it");
+}
+
 }  // namespace detail
 }  // namespace stagger::cuda

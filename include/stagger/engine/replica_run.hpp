@@ -113,6 +113,7 @@ struct ReplicaRun {
   FixedArray<ReplicaRank> ranks;
   FixedArray<CellRows> cells;
   List<RowSource> inputs, gradients;  // sorted by taker, with makers in order
+  List<bool> elsewhere;  // [microbatches] which only other processes predict; empty: none
   [[nodiscard]] List<RowSource>& sources(bool forward) { return forward ? inputs : gradients; }
   [[nodiscard]] List<RowSource> const& sources(bool forward) const {
     return forward ? inputs : gradients;

@@ -203,6 +203,7 @@ class Replication final : public StepPart, ReplicaChecks {
     Program const& program = *machine.run.program;
     SlotType const& type = *machine.model.layers[machine.model.layers.size() - 1].ops().output;
     for (std::size_t m = 0; std::cmp_less(m, program.microbatches); ++m) {
+      if (m < run.elsewhere.size() && run.elsewhere[m]) continue;
       std::size_t total = 0;
       std::size_t at = 0;
       for (bool const measure : {true, false}) {

@@ -166,7 +166,8 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
 
   /// The last stage's outputs, forward only.
   /// @param inputs   [microbatches >= 1]; over processes, none where no rank reads them
-  /// @param outputs  [microbatches] overwritten; over processes, in each of them
+  /// @param outputs  [microbatches] overwritten; over mpi::Processes in each process, over nccl::Gpus
+  ///                 in each that runs the last stage for the microbatch
   Step predict(std::span<Input const> inputs, std::span<Output> outputs,
                stagger::stop_token stop = {}) {
     detail::Request request;

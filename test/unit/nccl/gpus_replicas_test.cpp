@@ -138,6 +138,126 @@ TEST_CASE("nccl/GroupSums: replicas that share the optimizer's state out have th
   }
 }
 
+namespace {
+
+/// @param outputs  of one row each before the prediction
+/// @return what is wrong with what a process has predicted by the machine's program
+std::string check_outputs(sg::detail::Machine const& machine, std::vector<int> const& place,
+                          int process, std::vector<Values> const& outputs,
+                          std::vector<Matrix> const& expected) {
+  auto const& program = machine.program();
+  std::vector<bool> here(outputs.size());
+  for (std::size_t r = 0; r < program.ranks.size(); ++r)
+    for (auto const& in : program.ranks[r].code)
+      if (gives_output(in.op) && program.cells[in.cell].last() && place[r] == process)
+        here[in.microbatch] = true;
+  std::string words;
+  for (std::size_t m = 0; m < outputs.size(); ++m) {
+    if (here[m]) {
+      auto const got = load<Matrix>(bare(outputs[m]));
+      if (got.size() != expected[m].size() ||
+          !std::equal(got.data(), got.data() + got.size(), expected[m].data()))
+        words += sg::text("output ", m, " ");
+    } else if (outputs[m].size() != width) {
+      words += sg::text("output ", m, " of others ");
+    }
+  }
+  return words;
+}
+
+/// A tensor in a type that processes cannot send.
+struct Kept : Values {};
+struct Leave {
+  using Input = Values;
+  using Output = Kept;
+  void forward(sg::Context&, Values const& x, Kept& y, sg::NothingSaved&) {
+    y.resize_rows(x, x.extent(0));
+  }
+  void backward(sg::Context&, Values const&, Kept const&, Values&, sg::NothingSaved&) {}
+};
+
+}  // namespace
+
+TEST_CASE("nccl/Gpus: processes that run the last stage have the rows that all replicas predict",
+          "[nccl]") {
+  bool const shapes_change = GENERATE(false, true);
+  auto all = cases();
+  std::size_t const that_train = all.size();
+  all.push_back({"two of three in a process", made(sg::schedule::GPipe{}), 1, {3}, {0, 0, 1}, 6});
+  all.push_back({"all in one process", made(sg::schedule::OneFOneB{}), 2, {1, 2}, {0, 1, 1}});
+  for (std::size_t number = 0; number < all.size(); ++number) {
+    auto const& c = all[number];
+    if (sanitized && number % 3 != 2) continue;
+    CAPTURE(c.name, shapes_change);
+    si::Session const session;
+    si::set_machine({.devices = 8});
+    si::jitter(3);
+    si::in_progress_polls(1);
+    astray = 0;
+    constexpr std::size_t microbatches = 5;  // others than in training
+    constexpr int times = 3;
+    auto const asked = [&](int t) {
+      return row_model::batch(9 + t, static_cast<int>(microbatches), c.rows, shapes_change);
+    };
+    auto const trained = row_model::batch(0, 4, c.rows, shapes_change);
+    auto host = on_the_host(c, clipping());
+    bool const trains = number < that_train;
+    bool const trains_before = trains && number % 2 == 0;
+    if (trains_before) sg::run(host.step(trained));
+    std::vector<std::vector<Matrix>> expected;
+    for (int t = 0; t < times; ++t)
+      sg::run(host.predict(asked(t).inputs, expected.emplace_back(microbatches)));
+    if (trains) sg::run(host.step(trained));
+    auto const parameters = bits(host);
+    auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int p) {
+      gpus.shapes_change = shapes_change;
+      auto train = placed(gpus, by("single", 0), c, clipping());
+      if (trains_before) sg::run(train.step(upload(trained)));
+      std::string words;
+      std::vector<BatchThere> inputs;
+      std::vector<std::vector<Values>> outputs;
+      for (int t = 0; t < times; ++t) {
+        inputs.push_back(upload(asked(t)));
+        outputs.emplace_back(microbatches);
+        for (Values& output : outputs.back()) output.resize({1, width});
+      }
+      sg::run(train.predict(inputs[0].inputs, outputs[0]));
+      words += check_outputs(train.machine(), c.place, p, outputs[0], expected[0]);
+      auto second = sg::enqueue(train.predict(inputs[1].inputs, outputs[1]));
+      auto third = sg::enqueue(train.predict(inputs[2].inputs, outputs[2]));
+      second.wait();
+      third.wait();
+      for (std::size_t t = 1; t < outputs.size(); ++t)
+        words += check_outputs(train.machine(), c.place, p, outputs[t], expected[t]);
+      if (!trains) return words;
+      sg::run(train.step(upload(trained)));
+      train.gather_parameters();
+      if (bits(train) != parameters) words += "parameters ";
+      return words;
+    });
+    for (auto const& words : wrong) CHECK(words == "");
+    CHECK(astray == 0);
+  }
+}
+
+TEST_CASE("nccl/Gpus: predictions of replicas that cannot be sent are refused before a step",
+          "[nccl]") {
+  si::Session const session;
+  auto const wrong = in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int) {
+    auto run = sg::Pipeline{Leave{}}.with(gpus, sg::Options{.replicas = {2}});
+    std::vector<Values> inputs(1);
+    inputs[0].resize({2, width});
+    std::vector<Kept> outputs(1);
+    std::string words;
+    for (int again = 0; again < 2; ++again)
+      if (!has(words_of([&] { sg::run(run.predict(inputs, outputs)); }),
+               "the output of layer 0 cannot go to another GPU; make it a cuda::Tensor"))
+        words += "not refused ";
+    return words;
+  });
+  for (auto const& words : wrong) CHECK(words == "");
+}
+
 TEST_CASE("nccl/GroupSums: momentum is shared out with sums by NCCL, too", "[nccl]") {
   sg::optimizer::Sgd const rule{.rate = 0.05, .momentum = 0.9};
   for (int const count : {2, 3, 4}) {

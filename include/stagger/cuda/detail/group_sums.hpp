@@ -252,7 +252,7 @@ class GroupSums {
     std::vector<std::vector<int>> wanted;
     group_of_.assign(static_cast<std::size_t>(program.stages), Streams::none);
     each_stage(program, [&](int stage, IndexRange cells) {
-      if (program.groups.empty()) return;
+      if (program.groups.empty() || !program.training) return;
       std::vector<int> holders;
       for (std::size_t const c : cells) holders.push_back(places[state_.rank_of(c)]);
       auto different = holders;

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/cuda/detail/distributed_state.hpp>
+#include <stagger/cuda/detail/route_values.hpp>
 #include <stagger/cuda/detail/routes.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/cuda/wire.hpp>
@@ -19,154 +21,6 @@
 #include <stagger/program/describe.hpp>
 
 namespace stagger::cuda::detail {
-
-/// The slots at both ends of each route. Each end has its own, so that a value can be sent while
-/// the previous one is still being read.
-class RouteValues {
- public:
-  RouteValues(Machine& machine, Wires const& wires) : state_{machine}, wires_(wires) {}
-
-  /// Makes the slots. Allocates only what earlier programs did not need.
-  /// @throws Error bad_configuration for a value that cannot be sent
-  [[gnu::cold]] void load(Routes const& routes) {
-    auto const& program = state_.program();
-    std::size_t const directions = 2 * (program.cells.size() + program.row_edges.size());
-    if (own_.size() < directions) own_ = FixedArray<OwnSlots>(directions);
-    for (Route const& route : routes.all) {
-      static_cast<void>(wire(route.cell));
-      part(route);
-    }
-  }
-
-  /// The functions that send the values after a cell.
-  [[nodiscard]] WireType const& wire(std::size_t cell) const {
-    auto const& type = type_behind(cell);
-    for (std::size_t i = 0; i < wires_.count; ++i)
-      if (wires_.table[i].type == &type && wires_.table[i].write != nullptr) return wires_.table[i];
-    raise(Errc::bad_configuration, "the output of layer ",
-          state_.machine.run.cells[cell].back->number,
-          " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
-          "that returns a std::tie of such, or specialise stagger::cuda::Wire for it");
-  }
-  [[nodiscard]] bool shapes_change() const noexcept { return wires_.shapes_change; }
-
-  /// The number, over all routes, of the slot that an instruction sends or receives.
-  [[nodiscard]] static std::size_t slot(Route const& route, Instruction const& in) noexcept {
-    return route.first_slot + slot_of_route(route, in);
-  }
-  /// Whether no row of the microbatch is sent over a route.
-  [[nodiscard]] bool empty(Route const& route, Instruction const& in) const noexcept {
-    if (route.row_edge == Route::whole) return false;
-    auto const [sender, receiver] = ends_of(route);
-    return rows_of(sender, in).common(rows_of(receiver, in)).count() == 0;
-  }
-  /// The value that is sent over a route; or rows of it, whose copy is enqueued.
-  [[nodiscard]] void* given(Route const& route, Instruction const& in) const {
-    std::size_t const slot = slot_of_route(route, in);
-    void* const own = own_[number_of(route)].given[slot];
-    if (route.row_edge == Route::whole) return own;
-    auto const [sender, receiver] = ends_of(route);
-    auto const& cell = state_.machine.run.cells[sender];
-    void* const value = route.forward ? cell.back->y[slot] : cell.dx[slot];
-    auto const rows = rows_of(sender, in);
-    auto const both = rows.common(rows_of(receiver, in));
-    auto const& type = type_behind(route.cell);
-    std::size_t const each = rows_for_each(type, value, rows.count());
-    stagger::detail::RowSource const& source = source_of(route);
-    if (each != 0 && source.blocks != nullptr) {
-      std::size_t const all = source.blocks->count(value);
-      source.require_columns(all);
-      IndexRange const columns = source.columns(all);
-      stagger::Block const size{both.count() * each, columns.size()};
-      if (size.columns != all) {
-        source.blocks->resize(own, value, size);
-        source.blocks->copy(own, {}, value, {(both.first - rows.first) * each, columns.first},
-                            size);
-        return own;
-      }
-    }
-    if (both.count() == rows.count() || each == 0) return value;
-    take_rows(type, own, value, rows, both, each);
-    return own;
-  }
-  /// The place where it is received.
-  [[nodiscard]] void* taken(Route const& route, Instruction const& in) const {
-    std::size_t const slot = slot_of_route(route, in);
-    if (route.row_edge != Route::whole) return own_[number_of(route)].taken[slot];
-    auto const& cells = state_.machine.run.cells;
-    return route.forward ? cells[state_.after(route.cell)].x[slot]
-                         : cells[route.cell].layers.back().dy[slot];
-  }
-  /// Whether an instruction gathers what has arrived over a route.
-  [[nodiscard]] bool gathers(Route const& route, Instruction const& in) const noexcept {
-    return route.row_edge != Route::whole && gathers_values(in.op) &&
-           is_forward(in.op) == route.forward && ends_of(route).receiver == in.cell;
-  }
-
- private:
-  /// Slots of one direction of an edge that only one end has.
-  struct OwnSlots {
-    stagger::detail::Slots given;  // of a row edge: if the sender sends only some rows of a value
-    stagger::detail::Slots taken;  // of a row edge
-  };
-  /// The cells at the ends of a row edge.
-  struct Ends {
-    std::size_t sender;
-    std::size_t receiver;
-  };
-
-  [[nodiscard]] static std::size_t slot_of_route(Route const& route,
-                                                 Instruction const& in) noexcept {
-    return route.forward ? in.y : in.dx;
-  }
-  [[nodiscard]] std::size_t number_of(Route const& route) const noexcept {
-    bool const whole = route.row_edge == Route::whole;
-    std::size_t const edge = whole ? route.cell : state_.program().cells.size() + route.row_edge;
-    return 2 * edge + (route.forward ? 0 : 1);
-  }
-  [[nodiscard]] Ends ends_of(Route const& route) const noexcept {
-    RowEdge const edge = state_.program().row_edges[route.row_edge];
-    return route.forward ? Ends{edge.from, edge.to} : Ends{edge.to, edge.from};
-  }
-  [[nodiscard]] stagger::detail::RowRange rows_of(std::size_t cell,
-                                                  Instruction const& in) const noexcept {
-    return state_.machine.run.replica_run->cells[cell].rows[in.microbatch];
-  }
-  [[nodiscard]] stagger::detail::SlotType const& type_behind(std::size_t cell) const noexcept {
-    return *state_.machine.run.cells[cell].layers.back().ops->output;
-  }
-
-  /// The source that takes what arrives over a route of rows.
-  [[nodiscard]] stagger::detail::RowSource& source_of(Route const& route) const {
-    auto const [sender, receiver] = ends_of(route);
-    auto& sources = state_.machine.run.replica_run->sources(route.forward);
-    std::size_t s = 0;
-    while (sources[s].cell != receiver || sources[s].maker != sender) ++s;
-    return sources[s];
-  }
-  /// Gives each end of a route slots of its own.
-  [[gnu::cold]] void part(Route const& route) {
-    auto& run = state_.machine.run;
-    auto const& type = type_behind(route.cell);
-    OwnSlots& own = own_[number_of(route)];
-    own.given.provide(type, route.slots);
-    if (route.row_edge == Route::whole) {
-      auto& given = route.forward ? run.cells[route.cell].layers.back().y
-                                  : run.cells[state_.after(route.cell)].dx;
-      given = places(own.given, type);
-      return;
-    }
-    own.taken.provide(type, route.slots);
-    stagger::detail::RowSource& source = source_of(route);
-    source.whole = source.from;
-    source.from = places(own.taken, type);
-    source.only_common = true;
-  }
-
-  DistributedState state_;
-  Wires wires_;
-  FixedArray<OwnSlots> own_;  // [cells and row edges][directions]
-};
 
 /// Copies blocks of memory over channels: within this process on a stream of the GPU that receives
 /// them, to another process as a send here and a receive there.
@@ -220,6 +74,188 @@ class Transfer {
   List<Block> from_, to_;
 };
 
+/// The parts of values that are not in device memory, such as their shapes, as far as the process
+/// that receives the values knows them. They are sent in the first step of a program that has the
+/// message, or in every step.
+class KnownShapes {
+ public:
+  /// @param change  from step to step
+  KnownShapes(Streams& streams, bool change) : streams_(streams), change_(change) {}
+
+  /// Forgets all. @param messages  of a step
+  [[gnu::cold]] void load(std::integral auto messages) {
+    known_ = FixedArray<ByteWriter>(processes() == nullptr ? 0 : static_cast<int>(messages));
+  }
+
+  /// Tells the shape of a message's value to the process that receives it, which makes the same
+  /// call, if that does not know it.
+  /// @param message  number in the step
+  /// @param over     number of the channel
+  /// @param header   of the value; at the receiver empty, and received
+  /// @param in       the instruction that makes the value
+  /// @throws Error  bad_configuration if the shape is not the known one
+  [[gnu::cold]] void tell(std::size_t message, std::size_t over, bool gives, ByteWriter& header,
+                          Instruction const& in) {
+    ByteWriter& known = known_[message];
+    if (known.size() == 0 || change_) {
+      if (gives)
+        processes()->send_now(over, header);
+      else
+        processes()->receive_now(over, header);
+      known.clear();
+      known.add(header.data(), header.size());
+    } else if (!gives) {
+      header.add(known.data(), known.size());
+    } else if (known.size() != header.size() ||
+               std::memcmp(known.data(), header.data(), known.size()) != 0) {
+      raise(Errc::bad_configuration, "what ", stagger::detail::describe(in),
+            " makes has another shape than in the first step, which another process does not "
+            "know; use microbatches of one shape, or set Gpus::shapes_change");
+    }
+  }
+
+ private:
+  [[nodiscard]] Processes* processes() const noexcept { return streams_.gpus().processes(); }
+
+  Streams& streams_;
+  bool change_;
+  FixedArray<ByteWriter> known_;  // [messages]
+};
+
+/// Each process that runs the last stage for a microbatch gets the rows of all its replicas. As
+/// without replicas, other processes get nothing.
+class PredictedRows {
+ public:
+  PredictedRows(Streams& streams, Wires const& wires)
+      : streams_(streams),
+        wires_(wires),
+        shapes_(streams, wires.shapes_change),
+        transfer_(streams) {}
+
+  /// Prepares for a program, together with the other processes. @param places  [ranks]
+  [[gnu::cold]] void load(std::vector<int> const& places) {
+    messages_.clear();
+    auto* const replicas = streams_.machine().run.replica_run;
+    auto const& program = streams_.machine().program();
+    if (replicas == nullptr || program.training || streams_.gpus().processes() == nullptr) return;
+    replicas->elsewhere.assign(replicas->cells[0].rows.size(), true);
+    std::vector<std::pair<int, int>> channels;
+    for (std::size_t m = 0; m < replicas->elsewhere.size(); ++m) {
+      std::vector<Made> all;
+      for (std::size_t r = 0; r < replicas->ranks.size(); ++r)
+        for (Instruction const& in : program.ranks[r].code)
+          if (gives_output(in.op) && in.microbatch == m && program.cells[in.cell].last())
+            all.push_back({r, places[r], &in});
+      for (Made const& one : all) {
+        if (streams_.own(one.rank)) replicas->elsewhere[m] = false;
+        if (!replicas->ranks[one.rank].takes_target_rows) continue;  // one has all rows
+        for (int const to : others(all, one.place)) {
+          std::pair<int, int> const ends(one.place, to);
+          std::size_t channel = 0;
+          while (channel < channels.size() && channels[channel] != ends) ++channel;
+          if (channel == channels.size()) channels.push_back(ends);
+          messages_.push_back({one.rank, channel, one.in});
+        }
+      }
+    }
+    auto const numbers = streams_.gpus().connect(channels);
+    for (Message& message : messages_) message.channel = numbers[message.channel];
+    shapes_.load(messages_.size());
+  }
+
+  /// @throws Error  bad_configuration for outputs that cannot be sent
+  void require() const {
+    if (messages_.size() != 0) static_cast<void>(wire());
+  }
+
+  /// Enqueues the messages of a prediction, after the actions of all ranks and in the same order in
+  /// all processes.
+  void exchange() {
+    if (streams_.machine().arguments().outputs.first == nullptr) return;
+    for (std::size_t n = 0; n < messages_.size(); ++n) {
+      auto const& [rank, channel, in] = messages_[n];
+      bool const gives = streams_.own(rank);
+      auto const& over = streams_.gpus().channels()[channel];
+      if (!over.stream) continue;  // between other processes
+      auto const& type = wire();
+      void* const rows = streams_.machine().run.replica_run->ranks[rank].outputs[in->microbatch];
+      transfer_.clear();
+      header_.clear();
+      streams_.use(over.gpu);
+      AtPlace const here(gives ? streams_.place_of(rank)
+                               : streams_.place_of(streams_.first_on(over.gpu), *over.stream));
+      if (gives) {
+        type.write(header_, rows);
+        transfer_.add_given(type, rows);
+      }
+      shapes_.tell(n, channel, gives, header_, *in);
+      transfer_.follow(rank, channel);
+      if (!gives) {
+        ByteReader reader(header_.data(), header_.size());
+        type.read(reader, rows);
+        transfer_.add_taken(type, rows);
+      }
+      transfer_.enqueue(channel);
+    }
+  }
+
+  /// Joins the rows in the caller's outputs, on one GPU, after the work of all GPUs.
+  void join(std::size_t slot) const {
+    auto& machine = streams_.machine();
+    if (machine.arguments().outputs.first == nullptr || machine.options().replicas.empty() ||
+        machine.failed())
+      return;
+    auto const& gpus = streams_.gpus();
+    std::size_t rank = 0;
+    while (!streams_.own(rank)) ++rank;
+    std::size_t const own = streams_.gpu_of(rank);
+    streams_.use(own);
+    auto const& stream = gpus[own].main_stream;
+    for (std::size_t g = 0; g < gpus.size(); ++g)
+      if (g != own) streams_.wait(stream, streams_.end_of(slot, g));
+    AtPlace const here(streams_.place_of(rank, stream));
+    machine.settle_parts();
+    streams_.record(stream, streams_.end_of(slot, own));
+  }
+
+ private:
+  /// Rows of a microbatch that a rank predicts.
+  struct Made {
+    std::size_t rank;
+    int place;
+    Instruction const* in;
+  };
+  /// One of a step.
+  struct Message {
+    std::size_t rank;     ///< whose rows are sent
+    std::size_t channel;  ///< its number
+    Instruction const* in;
+  };
+
+  /// The other places where rows of a microbatch are made, each once.
+  [[nodiscard]] static List<int> others(std::vector<Made> const& all, int own) {
+    List<int> places;
+    for (Made const& one : all)
+      if (one.place != own && std::find(places.begin(), places.end(), one.place) == places.end())
+        places.push_back(one.place);
+    return places;
+  }
+  /// The functions that send the output of the last layer.
+  [[nodiscard]] WireType const& wire() const {
+    auto const& machine = streams_.machine();
+    auto const& replicas = *machine.run.replica_run;
+    auto const& layer = *machine.run.cells[replicas.ranks[messages_[0].rank].last_cell].back;
+    return wire_of(wires_, *layer.ops->output, layer.number);
+  }
+
+  Streams& streams_;
+  Wires wires_;
+  List<Message> messages_;  // of a prediction, of all processes
+  KnownShapes shapes_;      // [messages]
+  ByteWriter header_;
+  Transfer transfer_;
+};
+
 /// Sends and receives the messages of a program. Within this process a message is a copy on a
 /// stream of the receiving GPU; to another process it is a send here and a receive there. In both
 /// cases the rank that made the value continues at once, and waits only before it overwrites the
@@ -230,7 +266,9 @@ class Messages {
       : streams_(streams),
         values_(streams.machine(), wires),
         distributed_{streams.machine()},
-        transfer_(streams) {}
+        shapes_(streams, wires.shapes_change),
+        transfer_(streams),
+        predicted_(streams, wires) {}
 
   /// Prepares for a program, together with the other processes. @param places  [ranks]
   [[gnu::cold]] void load(std::vector<int> const& places) {
@@ -241,10 +279,11 @@ class Messages {
     channel_ = streams_.gpus().connect(routes_.channels);
     read_.assign(routes_.slots, nullptr);
     freed_.assign(routes_.slots, false);
-    shapes_ = FixedArray<ByteWriter>(
-        processes() == nullptr ? 0 : static_cast<int>(routes_.all.size()) * program.microbatches);
+    shapes_.load(static_cast<int>(routes_.all.size()) * program.microbatches);
+    predicted_.load(places);
   }
   [[nodiscard]] Routes const& routes() const noexcept { return routes_; }
+  [[nodiscard]] PredictedRows& predicted() noexcept { return predicted_; }
 
   void begin_step() noexcept {
     std::fill(read_.begin(), read_.end(), nullptr);
@@ -395,7 +434,10 @@ class Messages {
       type.write(header_, value);
       transfer_.add_given(type, value);
     }
-    if (gives != takes) tell_shape(number, in, channel_number, gives);
+    if (gives != takes)
+      shapes_.tell(number * static_cast<std::uint32_t>(streams_.machine().program().microbatches) +
+                       in.microbatch,
+                   channel_number, gives, header_, in);
     transfer_.follow(route.sender, channel_number);
     if (takes) {
       streams_.use(over.gpu);
@@ -411,29 +453,6 @@ class Messages {
     count(route.sender, route.forward ? TrafficKind::activations : TrafficKind::gradients);
     streams_.record(*over.stream, passed);
     if (gives) read_[slot] = &passed;
-  }
-
-  /// Sends the part of a value that is not in device memory to another process, in the first step
-  /// of a program or in every step.
-  [[gnu::cold]] void tell_shape(std::uint32_t number, Instruction const& in, std::size_t over,
-                                bool gives) {
-    auto const microbatches = static_cast<std::uint32_t>(streams_.machine().program().microbatches);
-    ByteWriter& known = shapes_[number * microbatches + in.microbatch];
-    if (known.size() == 0 || values_.shapes_change()) {
-      if (gives)
-        processes()->send_now(over, header_);
-      else
-        processes()->receive_now(over, header_);
-      known.clear();
-      known.add(header_.data(), header_.size());
-    } else if (!gives) {
-      header_.add(known.data(), known.size());
-    } else if (known.size() != header_.size() ||
-               std::memcmp(known.data(), header_.data(), known.size()) != 0) {
-      raise(Errc::bad_configuration, "what ", stagger::detail::describe(in),
-            " makes has another shape than in the first step, which another process does not "
-            "know; use microbatches of one shape, or set Gpus::shapes_change");
-    }
   }
 
   /// Sends the gradients of a stage to its first owner.
@@ -459,14 +478,16 @@ class Messages {
 
   // Of the program.
   Routes routes_;
-  List<std::size_t> channel_;      // [channels of the routes] number among those of the GPUs
-  FixedArray<ByteWriter> shapes_;  // [routes][microbatches] that other processes know
+  List<std::size_t> channel_;  // [channels of the routes] number among those of the GPUs
+  KnownShapes shapes_;         // of messages: [routes][microbatches]
 
   // Of the step.
   List<Event const*> read_;  // [slots] recorded when the sender's copy was read; null: not sent yet
   std::vector<bool> freed_;  // [slots] whether the receiver has said that it may be overwritten
   ByteWriter header_;
   Transfer transfer_;
+
+  PredictedRows predicted_;
 };
 
 }  // namespace stagger::cuda::detail

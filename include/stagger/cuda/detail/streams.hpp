@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/combinations.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/processes.hpp>
@@ -456,22 +455,5 @@ class Streams {
   std::size_t current_ = none;  // GPU that is selected
   bool insists_ = false;
 };
-
-/// Joins the rows that replicas predict, on the GPU of the first rank, after the work of all GPUs.
-inline void join_outputs(Streams& streams, std::size_t slot) {
-  auto const& gpus = streams.gpus();
-  namespace feature = stagger::detail::feature;
-  stagger::detail::require_rule(
-      stagger::detail::Rule::outputs_apart,
-      (feature::predicts | feature::replicas).with(feature::apart, gpus.processes() != nullptr));
-  std::size_t const own = streams.gpu_of(0);
-  streams.use(own);
-  auto const& stream = gpus[own].main_stream;
-  for (std::size_t g = 0; g < gpus.size(); ++g)
-    if (g != own) streams.wait(stream, streams.end_of(slot, g));
-  AtPlace const here(streams.place_of(0, stream));
-  streams.machine().settle_parts();
-  streams.record(stream, streams.end_of(slot, own));
-}
 
 }  // namespace stagger::cuda::detail
