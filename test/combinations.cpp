@@ -69,6 +69,7 @@ constexpr Choice choices[] = {
     {Kind::other, "an optimizer that is not `element_wise`", feature::whole_parameters},
     {Kind::optimizer, "an optimizer whose update is a kernel",
      feature::kernel | feature::asks_scale | feature::suits_server},
+    {Kind::other, "a layer with `gradients_complete`", feature::own_weights},
     {Kind::other, "`clip_norm`", feature::clips},
     {Kind::other, "`NonFinite::skip`", feature::skips | feature::looks},
     {Kind::other, "`recompute`", feature::recomputes},

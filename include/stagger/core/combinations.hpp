@@ -55,6 +55,9 @@ enum class Verdict : std::uint8_t {
   "NonFinite::fail or NonFinite::ignore"
 #define STAGGER_EACH_PASS(other) \
   " cannot train with " other "; leave it out, or use Update::accumulate"
+#define STAGGER_OWN_WEIGHTS                                                               \
+  "a layer keeps its own weights (it has gradients_complete), which the engine does not " \
+  "know, so that it cannot "
 
 /// The rules: RULE(name, verdict, features that do not go together, features of which one mends
 /// that, the subject of the sentence, the rest of it, why). Of several rules that hold, the first is
@@ -92,6 +95,37 @@ enum class Verdict : std::uint8_t {
        "elements do not depend on each other, or staleness::Synchronous",                          \
        "The early part of a layer is updated, the late part arrives, and its update needs the "    \
        "whole gradient of the step: either the early part waits, or its update was another one.")  \
+  /* weights that the engine does not know */                                                      \
+  RULE(own_weights_versions, law, own_weights | asynchronous, none, STAGGER_OWN_WEIGHTS,           \
+       "keep versions of them; use a schedule that flushes, with staleness::Synchronous, or "      \
+       "declare them by parameters()",                                                             \
+       "Forward of minibatch 2, the layer's own update by minibatch 1, backward of minibatch 2: "  \
+       "the two passes of minibatch 2 see different weights.")                                     \
+  RULE(own_weights_pushed, law, own_weights | server, none, STAGGER_OWN_WEIGHTS,                   \
+       "push them to a parameter server; leave the server out and let the layer exchange them "    \
+       "itself, or declare them by parameters()",                                                  \
+       "Workers would train weights apart that nobody brings together.")                           \
+  RULE(own_weights_replicas, law, own_weights | replicas, none, STAGGER_OWN_WEIGHTS,               \
+       "add up the gradients of replicas; run one pipeline for each replica and let "              \
+       "gradients_complete add them up, or declare them by parameters()",                          \
+       "Each replica has a copy of the layer, which would train apart.")                           \
+  RULE(own_weights_owners, law, own_weights | two_owners, none, STAGGER_OWN_WEIGHTS,               \
+       "add up the gradients of a stage's owners; use a schedule with one owner for each stage, "  \
+       "or declare them by parameters()",                                                          \
+       "Each owner has a copy of the layer, which would train apart.")                             \
+  RULE(own_weights_clipped, law, own_weights | clips, none, STAGGER_OWN_WEIGHTS,                   \
+       "include their gradients in Options::clip_norm; leave it out and clip them in "             \
+       "gradients_complete, or declare them by parameters()",                                      \
+       "The norm of the other gradients alone would scale those alone.")                           \
+  RULE(own_weights_skips, law, own_weights | skips, none, STAGGER_OWN_WEIGHTS,                     \
+       "leave out their update by NonFinite::skip; let Options::non_finite be NonFinite::fail or " \
+       "NonFinite::ignore",                                                                        \
+       "The layer's own update, backward of an earlier layer, which is not finite: the layer has " \
+       "updated.")                                                                                 \
+  RULE(own_weights_stored, law, own_weights | restores, none, STAGGER_OWN_WEIGHTS,                 \
+       "put them into a checkpoint; write and read them beside it, with restore_parameters() for " \
+       "the others, or declare them by parameters()",                                              \
+       "A checkpoint without them would go on with the weights of another step.")                  \
   /* pushes in groups */                                                                           \
   RULE(grouped_over_processes, not_built, grouped_pushes | own_stages, none,                       \
        "a worker over processes pushes at the end of a step", STAGGER_NOT_IN_GROUPS,               \
@@ -412,7 +446,7 @@ struct Combination {
   char const* says;
 
   [[nodiscard]] constexpr bool holds(Features features) const noexcept {
-    return features.has(all) && (features.bits & mend.bits) == 0;
+    return features.has(all) && !features.has_any(mend);
   }
   [[nodiscard]] constexpr bool refuses(Features features) const noexcept {
     return verdict != Verdict::no_effect && holds(features);

@@ -26,6 +26,7 @@ namespace stagger::detail {
   /* stages and ranks */                                                                   \
   FEATURE(hand_cut, "stages that are cut by hand")                                         \
   FEATURE(partitioner, "a partitioner")                                                    \
+  FEATURE(own_weights, "layers that keep their own weights")                               \
   FEATURE(layer_split, "partition::LayerSplit")                                            \
   FEATURE(each_pass, "layers that are updated in each pass")                               \
   FEATURE(placement, "a placement")                                                        \
@@ -81,19 +82,31 @@ namespace stagger::detail {
 
 /// A set of features.
 struct Features {
-  std::uint64_t bits = 0;
+  std::uint64_t first = 0;  // features 0 to 63
+  std::uint64_t more = 0;   // from 64
 
   [[nodiscard]] constexpr Features operator|(Features other) const noexcept {
-    return {bits | other.bits};
+    return {first | other.first, more | other.more};
   }
   /// These features, and others if `holds`.
   [[nodiscard]] constexpr Features with(Features others, bool holds) const noexcept {
-    return {bits | (holds ? others.bits : 0)};
+    return holds ? *this | others : *this;
+  }
+  [[nodiscard]] constexpr Features without(Features others) const noexcept {
+    return {first & ~others.first, more & ~others.more};
   }
   [[nodiscard]] constexpr bool has(Features all) const noexcept {
-    return (bits & all.bits) == all.bits;
+    return all.without(*this) == Features{};
+  }
+  [[nodiscard]] constexpr bool has_any(Features some) const noexcept {
+    return some.without(*this) != some;
   }
   [[nodiscard]] constexpr bool operator==(Features const&) const noexcept = default;
+
+  [[nodiscard]] static constexpr Features only(unsigned number) noexcept {
+    return number < 64 ? Features{std::uint64_t{1} << number, 0}
+                       : Features{0, std::uint64_t{1} << (number - 64)};
+  }
 };
 
 namespace feature {
@@ -103,10 +116,10 @@ enum class At : unsigned {
 #undef STAGGER_FEATURE
       count,
 };
-static_assert(static_cast<unsigned>(At::count) <= 64);
+static_assert(static_cast<unsigned>(At::count) <= 128);
 inline constexpr Features none{};
 #define STAGGER_FEATURE(name, words) \
-  inline constexpr Features name{std::uint64_t{1} << static_cast<unsigned>(At::name)};
+  inline constexpr Features name = Features::only(static_cast<unsigned>(At::name));
 STAGGER_FEATURES(STAGGER_FEATURE)
 #undef STAGGER_FEATURE
 

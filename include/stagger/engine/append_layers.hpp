@@ -133,6 +133,9 @@ template <class L> struct LayerFunctions {
     static_cast<L*>(layer)->backward_weight(context, *static_cast<X const*>(x),
                                             *static_cast<Y const*>(dy), *static_cast<S*>(saved));
   }
+  static void gradients_complete(void* layer, Context& context) {
+    static_cast<L*>(layer)->gradients_complete(context);
+  }
   static std::uint64_t output_digest(void const* y) {
     ContentDigest digest;
     add_content(digest, *static_cast<Y const*>(y));
@@ -153,9 +156,11 @@ template <class L> constexpr LayerOps make_layer_ops() {
   ops.forward = &Functions::forward;
   if constexpr (HasBackward<L>) ops.backward = &Functions::backward;
   // With a whole backward and backward_input alone, W would not compute the parameters' gradients.
-  constexpr bool splits = !HasBackward<L> || HasBackwardWeight<L> || !HasParameters<L>;
+  constexpr bool splits =
+      !HasBackward<L> || HasBackwardWeight<L> || !(HasParameters<L> || KeepsWeights<L>);
   if constexpr (HasBackwardInput<L> && splits) ops.backward_input = &Functions::backward_input;
   if constexpr (HasBackwardWeight<L>) ops.backward_weight = &Functions::backward_weight;
+  if constexpr (KeepsWeights<L>) ops.gradients_complete = &Functions::gradients_complete;
   if constexpr (SplittableLayer<L> || ElementWiseLayer<L> || DividedLayer<L>)
     ops.split = &split_ops<L>;
   if constexpr (has_content<typename L::Output>) ops.digest = &Functions::output_digest;

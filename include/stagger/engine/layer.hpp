@@ -29,6 +29,7 @@ struct LayerOps {
   void (*backward)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
   void (*backward_input)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
   void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
+  void (*gradients_complete)(void*, Context&);
   SplitOps const* split;  // how members of a group share it; null: it cannot be shared
   std::uint64_t (*digest)(void const* y);  // of the bytes of an output; null: they are not known
 };
@@ -56,6 +57,13 @@ class Layer {
   void* object_;
   LayerOps const* ops_;
 };
+
+/// Whether a layer keeps its own weights.
+[[nodiscard]] [[gnu::cold]] inline bool keep_weights(List<Layer> const& layers) noexcept {
+  bool any = false;
+  for (Layer const& layer : layers) any = any || layer.ops().gradients_complete != nullptr;
+  return any;
+}
 
 /// A layer whose type is erased, with what it sees in one action.
 struct LayerAction {
@@ -107,6 +115,20 @@ struct WantedGradients {
     action.ops->backward(action.object, context, x, dy, dx, saved);
   else
     backward_halves(context, action.object, *action.ops, want, x, dy, dx, saved);
+}
+
+/// Tells a layer that keeps its own weights that their gradients are complete, if a backward was its
+/// last one in the step: the last that gave the gradient of an input, or of weights.
+[[gnu::noinline]] inline void end_gradients(Context& context, LayerAction const& action,
+                                            WantedGradients last) {
+  LayerOps const& ops = *action.ops;
+  if (ops.gradients_complete == nullptr) return;
+  // As in backward_halves; a layer that does not split does all of it for the input.
+  bool const splits =
+      ops.backward_weight != nullptr && (ops.backward == nullptr || ops.backward_input != nullptr);
+  if (!(splits ? last.weight : last.input)) return;
+  action.begin(context);
+  ops.gradients_complete(action.object, context);
 }
 
 }  // namespace stagger::detail

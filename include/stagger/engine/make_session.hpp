@@ -87,6 +87,7 @@ template <class Device>
   auto const& replicas = options.replicas;
   setup.features = policy_features(setup) | device_features(Device::traits);
   for (auto const& part : setup.parts) setup.features = setup.features | part->features();
+  setup.features = setup.features.with(feature::own_weights, keep_weights(layers));
   if constexpr (Device::traits.holds_own_stages)
     if (setup.server.link != nullptr)
       setup.features =

@@ -59,6 +59,10 @@ concept HasBackwardWeight =
 template <class S>
 concept HasParameters = requires(S& stage) { stage.parameters(); };
 
+/// Whether S keeps weights of its own, and is told when their gradients are complete.
+template <class S>
+concept KeepsWeights = requires(S& stage, Context& context) { stage.gradients_complete(context); };
+
 namespace detail {
 
 /// Converts to a temporary of type T and to an lvalue. A reference parameter binds to one of them;
@@ -112,6 +116,15 @@ concept TiesParameters =
     !HasParameters<S> ||
     detail::is_tie<std::remove_cvref_t<decltype(std::declval<S&>().parameters())>>;
 
+namespace detail {
+
+/// Whether S has `gradients_complete`, but not as it is called, or `parameters()` as well.
+template <class S>
+concept KeepsWeightsWrongly =
+    requires { &S::gradients_complete; } && (!KeepsWeights<S> || HasParameters<S>);
+
+}  // namespace detail
+
 /// A stage, or a layer of one: any copyable type with
 ///
 /// @code
@@ -127,6 +140,8 @@ concept TiesParameters =
 ///     void backward_weight(Context&, Input const& x, Output const& dy, Saved&);
 ///
 ///     auto parameters() { return std::tie(weight, bias); }  // optional
+///
+///     void gradients_complete(Context&);  // instead, for weights that the layer keeps and updates
 /// @endcode
 ///
 /// A layer that learns at run time how many parameters it has keeps them in a `std::vector` and
@@ -137,6 +152,10 @@ concept TiesParameters =
 /// function that takes them returns. A stage whose backward cannot be split has one
 /// `backward(Context&, x, dy, dx, Saved&)` instead. `backward_weight` may be omitted if there are
 /// no parameters; only the first stage may omit `backward_input`.
+///
+/// A layer with `gradients_complete` has weights that the engine does not know: its gradients and
+/// updates are its own. It is called once in each training step, after the layer's last backward,
+/// or backward_weight, on the thread of that. If the step fails later, nothing of it is undone.
 ///
 /// `y` and `dx` arrive with the size of an earlier microbatch, or empty: a stage sizes them before
 /// it writes them, dx like x. Gradients are *added* to `context.gradient(parameter)`: it holds the
@@ -154,7 +173,8 @@ concept Stage =
     std::semiregular<typename S::Output> && std::semiregular<SavedOf<S>> && HasForward<S> &&
     !detail::LosesOutput<S> && !detail::LosesSaved<S> && !detail::LosesInputGradient<S> &&
     TiesParameters<S> && (HasBackward<S> || HasBackwardInput<S> || HasBackwardWeight<S>) &&
-    (!HasParameters<S> || HasBackward<S> || HasBackwardWeight<S>);
+    (!(HasParameters<S> || KeepsWeights<S>) || HasBackward<S> || HasBackwardWeight<S>) &&
+    !detail::KeepsWeightsWrongly<S>;
 
 /// Whether a stage can hand a gradient to the stage before it.
 template <class S>

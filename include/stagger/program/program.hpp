@@ -190,9 +190,8 @@ struct Wait {
 /// One instruction of one rank. It runs as a whole once all of its waits hold, then gives its
 /// signals in order.
 ///
-/// A message is a slot that the producer writes and the consumer reads, with two signals: `full`
-/// given by the producer, `free` given by the consumer at the last use. Slots are numbered per
-/// cell.
+/// A message is a slot that the producer writes and the consumer reads, with two signals: `full` by
+/// the producer, `free` by the consumer at the last use. Slots are numbered per cell.
 struct Instruction {
   Op op = Op::forward;
   std::uint8_t signal_count = 0;  ///< of `signal`
@@ -209,7 +208,9 @@ struct Instruction {
   std::uint16_t dx = 0;     ///< the dy slot of the stage before; unused at the first stage
   std::uint16_t inner = 0;  ///< gradients between the stage's layers
   std::uint16_t version = 0;       ///< of the weights that the instruction reads
-  std::uint16_t next_version = 0;  ///< the version that `apply` makes
+  std::uint16_t next_version = 0;  ///< the version that `apply` makes; of B, I and W in a step:
+  ///< bits, whether it is the stage's last of the rank to give the gradient of an input, of weights
+  static constexpr std::uint16_t ends_inputs = 1, ends_weights = 2;
 
   /// Of `apply`: how many updates of the stage were made before it in the step.
   [[nodiscard]] constexpr std::uint32_t update() const noexcept { return microbatch; }
@@ -230,8 +231,7 @@ struct Instruction {
   [[nodiscard]] constexpr std::uint16_t parts() const noexcept { return y; }
   /// Whether it adds up gradients of several ranks and updates by them, each rank a part.
   [[nodiscard]] constexpr bool updates_part() const noexcept { return op == Op::apply && y != 0; }
-  /// @pre signal_count < signal.size()
-  constexpr void add_signal(std::uint32_t number) noexcept {
+  constexpr void add_signal(std::uint32_t number) noexcept {  // signal_count < signal.size()
     signal[signal_count++] = static_cast<std::uint16_t>(number);
   }
   constexpr void set_update(std::uint32_t number) noexcept { microbatch = number; }

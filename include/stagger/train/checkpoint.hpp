@@ -323,10 +323,12 @@ class Checkpoints {
   /// whole model in memory.
   /// @tparam Train  a Trainer
   /// @throws Error  also mismatch unless the state's step is that of the trainer, in the process that
-  ///                writes; the other processes' states are not looked at
+  ///                writes; the other processes' states are not looked at; bad_configuration if a
+  ///                layer keeps its own weights
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   void write(CheckpointState const& state, Train& train) const {
+    require_all_stored(train.keeps_weights());
     write(
         state, detail::optimizer_record(train.given_optimizer(), train.optimizer()),
         train.parameter_shapes(), [&](auto const& add) { return train.each_parameter(0, add); },
@@ -352,7 +354,7 @@ class Checkpoints {
   /// has the numbers of that step. Until all is read, other threads' steps are refused.
   /// @throws Error  also mismatch for another optimizer, or one that was given other numbers, unless
   ///                `what` allows it; bad_configuration for a worker, which takes its weights from a
-  ///                server, and while a step runs
+  ///                server, if a layer keeps its own weights, and while a step runs
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train,
@@ -360,6 +362,7 @@ class Checkpoints {
     namespace feature = detail::feature;
     require_rule(detail::Rule::restored_worker,
                  feature::restores.with(feature::server, !train.staleness().empty()));
+    require_all_stored(train.keeps_weights());
     RestoredCheckpoint restored;
     train.restore_parameters([&](auto const& shapes, auto const& parameters, auto& optimizer) {
       auto const here = detail::optimizer_record(train.given_optimizer(), optimizer);
@@ -378,6 +381,11 @@ class Checkpoints {
       raise(Errc::mismatch, "the checkpoint is said to be of step ", step,
             ", where the trainer has taken ", counted(taken, "step"),
             "; give CheckpointState::step what Trainer::steps says, with which it goes on");
+  }
+  [[gnu::cold]] static void require_all_stored(bool own_weights) {
+    namespace feature = detail::feature;
+    require_rule(detail::Rule::own_weights_stored,
+                 feature::restores.with(feature::own_weights, own_weights));
   }
   /// @param each   calls its argument with every parameter; returns whether this process writes
   /// @param check  called by the process that writes before it does, while the parameters are held

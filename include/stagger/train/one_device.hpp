@@ -116,7 +116,11 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         sum += loss;
         if (!not_finite_ && !detail::math::isfinite(loss)) not_finite_ = microbatch;
         detail::check_output_gradient(context_, y, dy);
-        for (++l; l-- > 0;) loop_.backward(context_, l, &batch.inputs[m], microbatch);
+        for (++l; l-- > 0;) {
+          loop_.backward(context_, l, &batch.inputs[m], microbatch);
+          if (m + 1 == batch.inputs.size())
+            detail::end_gradients(context_, loop_.action(l, microbatch), {});
+        }
       }
     } catch (...) {
       for (auto& parameters : parameters_) parameters.zero_gradients();

@@ -206,6 +206,9 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
     return Facts::shapes(hold()->machine());
   }
 
+  /// Whether a layer keeps its own weights, which are not among the parameters.
+  [[nodiscard]] bool keeps_weights() const { return keep_weights(hold()->machine().model.layers); }
+
   /// Shows every parameter with its optimizer state in process `to`, one after the other in layer
   /// order. It needs memory for only one parameter of other processes at a time. All processes call
   /// it. On devices without several processes, `visit` is called in this one.

@@ -266,7 +266,8 @@ std::vector<double> trained(Case const& of) {
 Rule told(Case const& of) {
   Features const all = features_of(of);
   Features given = all;
-  for (Features const later : {feature::each_pass, feature::two_owners}) given.bits &= ~later.bits;
+  for (Features const later : {feature::each_pass, feature::two_owners})
+    given = given.without(later);
   for (Features const features :
        {given, given.with(feature::each_pass, of[split] == each_pass), all})
     if (Rule const rule = sg::detail::refusing(features); rule != Rule::none) return rule;

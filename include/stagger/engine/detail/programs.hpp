@@ -67,7 +67,8 @@ class Programs {
         options_(options),
         grouped_(setup.grouped),
         stages_(static_cast<int>(setup.cuts.size()) + 1),
-        positions_(positions) {
+        positions_(positions),
+        own_weights_(setup.features.has(feature::own_weights)) {
     laying_.recompute = options.recompute;
     laying_.spare_slots = options.spare_slots;
     laying_.staleness = setup.staleness;
@@ -177,6 +178,8 @@ class Programs {
     if (grouped_ != nullptr) made = grouped_->table(made, options_.replicas);
     laying_.groups = groups;
     auto const added = std::make_shared<Program const>(lay_out(made, laying_));
+    if (own_weights_ && std::cmp_greater(added->cells.size(), stages_))
+      require_rule(Rule::own_weights_owners, feature::own_weights | feature::two_owners);
     require_sound(*added, made, laying_);
     Known* oldest = known_;  // a free place, or the least recently used one
     for (Known& known : known_)
@@ -195,6 +198,7 @@ class Programs {
   Grouped const* grouped_;
   int stages_;
   int positions_;
+  bool own_weights_;  // a layer keeps its own weights
   LayOutOptions laying_;
   Known known_[most_known];
   std::uint64_t asked_ = 0;  // counts calls, as a clock for `asked`

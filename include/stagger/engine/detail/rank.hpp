@@ -151,6 +151,10 @@ struct alignas(64) RankState {
                                                   void const* dy, void* dx) {
   WantedGradients const want{in.op != Op::backward_weight, in.op != Op::backward_input};
   backward_layer(rank.context, layer.action(in), want, x, dy, dx, layer.saved[in.kept]);
+  if (in.next_version != 0) [[unlikely]]
+    end_gradients(rank.context, layer.action(in),
+                  {(in.next_version & Instruction::ends_inputs) != 0,
+                   (in.next_version & Instruction::ends_weights) != 0});
 }
 
 /// The loss of a microbatch, and its gradient into `dy`.

@@ -94,6 +94,7 @@ class InstructionWriter {
  private:
   [[gnu::cold]] void add_rank(int self) {
     known_.assign(flow_.parts.size(), 0);
+    lasts_.assign(flow_.cells.size(), {});
     RankProgram rank;
     int in_flight = 0;
     int peak = 0;
@@ -110,7 +111,13 @@ class InstructionWriter {
       if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
       if (schedule::ends_flight(action.kind) || !flow_.training) --in_flight;
     }
-    if (flow_.training && program_.flushes) add_end(rank, self);
+    if (flow_.training && program_.flushes) {
+      for (Last const& last : lasts_) {
+        if (last.input != none) rank.code[last.input].next_version |= Instruction::ends_inputs;
+        if (last.weight != none) rank.code[last.weight].next_version |= Instruction::ends_weights;
+      }
+      add_end(rank, self);
+    }
     if (updates_ != nullptr) updates_->end_rank(rank, self);
     program_.ranks.push_back(std::move(rank));
     program_.peak_in_flight.push_back(peak);
@@ -198,6 +205,8 @@ class InstructionWriter {
     for (DirectedEdge const& e : flow_.sent[c])
       if ((e.forward ? forward : gradient) && flow_.crosses(e))
         gives_.push_back(static_cast<std::uint16_t>(full_signal(e)));
+    if (gradient) lasts_[c].input = rank.code.size();
+    if (gives_weight_gradient(in.op)) lasts_[c].weight = rank.code.size();
     rank.append(in, gives_);
   }
 
@@ -248,6 +257,13 @@ class InstructionWriter {
     rank.code.push_back(update);
   }
 
+  static constexpr std::size_t none = ~std::size_t{};
+  /// Where the rank's last backwards of a stage are in its code.
+  struct Last {
+    std::size_t input = none;
+    std::size_t weight = none;
+  };
+
   schedule::Table const& table_;
   Dataflow const& flow_;
   SlotPlan const& plan_;
@@ -259,6 +275,7 @@ class InstructionWriter {
   List<std::uint32_t> known_;    // [ranks] parts of actions that the rank knows to be done
   List<std::uint32_t> awaited_;  // [signals] the highest count that any rank waits for
   List<std::uint16_t> gives_;    // signals of the current instruction
+  List<Last> lasts_;             // [cells]
 };
 
 }  // namespace stagger::detail

@@ -32,6 +32,7 @@ enum class StageFault : std::uint8_t {
   parameters_const,
   parameters_not_tied,
   no_weight_gradient,
+  keeps_weights_wrongly,
 };
 
 template <class S>
@@ -85,7 +86,9 @@ template <class S> consteval StageFault stage_fault() {
     return is_refused_tie<Tie> ? said_already
            : is_const_tie<Tie> ? parameters_const
                                : parameters_not_tied;
-  } else
+  } else if constexpr (KeepsWeightsWrongly<S>)
+    return keeps_weights_wrongly;
+  else
     return no_weight_gradient;
 }
 
@@ -141,6 +144,10 @@ template <class S> struct NotAStage {
   static_assert(is_not<no_weight_gradient>,
                 "stagger: not a Stage: it has parameters() but adds to no gradient of theirs; add "
                 "'void backward_weight(Context&, Input const& x, Output const& dy, Saved& saved)'");
+  static_assert(is_not<keeps_weights_wrongly>,
+                "stagger: not a Stage: 'void gradients_complete(Context&)' is for a layer that "
+                "updates weights of its own; let it take a Context&, and leave parameters() out, "
+                "whose weights the engine updates");
 };
 
 /// Says that `B` cannot follow `A`.
