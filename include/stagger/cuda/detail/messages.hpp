@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The messages of a program between GPUs: where their values lie, and what waits for them.
+/// @file   The messages of a program between GPUs, and what waits for them: the values between
+///         stages, those of a stage with several owners, and the rows that replicas predict.
 
 #include <algorithm>
 #include <cstddef>
@@ -83,8 +84,8 @@ class KnownShapes {
   KnownShapes(Streams& streams, bool change) : streams_(streams), change_(change) {}
 
   /// Forgets all. @param messages  of a step
-  [[gnu::cold]] void load(std::integral auto messages) {
-    known_ = FixedArray<ByteWriter>(processes() == nullptr ? 0 : static_cast<int>(messages));
+  [[gnu::cold]] void load(int messages) {
+    known_ = FixedArray<ByteWriter>(processes() == nullptr ? 0 : messages);
   }
 
   /// Tells the shape of a message's value to the process that receives it, which makes the same
@@ -160,7 +161,7 @@ class PredictedRows {
     }
     auto const numbers = streams_.gpus().connect(channels);
     for (Message& message : messages_) message.channel = numbers[message.channel];
-    shapes_.load(messages_.size());
+    shapes_.load(static_cast<int>(messages_.size()));
   }
 
   /// @throws Error  bad_configuration for outputs that cannot be sent
