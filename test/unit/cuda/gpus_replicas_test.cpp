@@ -335,12 +335,14 @@ TEST_CASE("cuda/GroupSums: what cannot be run is refused in one sentence", "[cud
         }).empty());
   c.replicas = {3, 1};
   c.place = {0, 0, 1, 1};
-  CHECK(
-      has(words_of([&] {
-            auto train = placed(on(2), by("single", 0), c, clipping());
-            sg::run(train.step(data));
-          }),
-          "stage 0 is held by 3 ranks on 2 GPUs; put them on one GPU, or each on one of its own"));
+  {
+    auto train = placed(on(2), by("single", 0), c, clipping());
+    auto host = on_the_host(c, clipping());
+    CHECK(has(
+        words_of([&] { sg::run(train.step(data)); }),
+        "stage 0 is held by 3 ranks on 2 GPUs; put them on one GPU, or each on one of its own"));
+    CHECK(sg::run(train.evaluate(data)).loss == sg::run(host.evaluate(batch_of(0))).loss);
+  }
   auto policy = by("single", 0);
   policy.by = sg::collective::By::library;
   CHECK(has(words_of([&] { static_cast<void>(placed(on(4), policy, uneven(), clipping())); }),
