@@ -12,7 +12,7 @@ set(input /dev/null)
 # Runs the program. Sets result, output (standard output) and errors (standard error) for the caller.
 macro(run)
   execute_process(COMMAND ${PROGRAM} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors
-                  WORKING_DIRECTORY ${FOLDER} INPUT_FILE ${input} TIMEOUT 120)
+                  WORKING_DIRECTORY ${FOLDER} INPUT_FILE ${input} TIMEOUT 400)
   string(JOIN " " called ${ARGN})
 endmacro()
 

@@ -26,6 +26,7 @@ hetero::Run hetero::train_over_tcp(Settings const&, double, Train const&) {
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <system_error>
 
 #include <stagger/host/asio_parameter_server.hpp>
@@ -124,10 +125,10 @@ class Children {
     for (Child const& child : all_) send_all(child.socket, &port, sizeof port);
     Reports reports(all_.size());
     auto const now = [] { return std::chrono::steady_clock::now(); };
-    auto failed_at = now();
-    while (!reports.explained() && look(reports, reports.failed() ? 100 : -1)) {
-      if (!reports.failed()) failed_at = now();
-      if (now() - failed_at > std::chrono::seconds(2)) break;
+    std::optional<std::chrono::steady_clock::time_point> failed_at;
+    while (!reports.explained() && look(reports, failed_at ? 100 : -1)) {
+      if (!failed_at && reports.failed()) failed_at = now();
+      if (failed_at && now() - *failed_at > std::chrono::seconds(10)) break;
     }
     return reports.take();
   }

@@ -924,7 +924,8 @@ TEST_CASE("mpi/ParameterServer: a push that is not finite is refused", "[mpi]") 
 }
 
 TEST_CASE("mpi/ParameterServer: refuses workers that differ, and what cannot be", "[mpi]") {
-  sg::mpi::ParameterServer const server({.workers = 2, .join_deadline_s = 0.5});
+  MPI_Barrier(MPI_COMM_WORLD);  // to make the server, too, all have to come before the deadline
+  sg::mpi::ParameterServer const server({.workers = 2, .join_deadline_s = 2});
   auto const make = [&](int worker, int number, int in_flight = 2) {
     return on_threads(server.worker(worker), number, exact(in_flight, 0),
                       sg::schedule::Fifo{.in_flight = in_flight});

@@ -36,7 +36,7 @@ start() {
 }
 
 start
-victim=$(processes | tail -n 1)  # the youngest
+victim=$(pgrep -n -f -- "$mark")  # the youngest
 kill -9 "$victim"
 wait "$main"
 [ $? = 2 ] || fail 'should end with 2'

@@ -59,7 +59,7 @@ wait $server || fail 'the server did not end as it should'
 
 # A worker is killed; the other one says so, and goes on when it is back.
 serve killed 0 2
-work "$port" 0 3000 >survivor.txt 2>&1 &
+work "$port" 0 20000 >survivor.txt 2>&1 &
 survivor=$!
 timeout 100 "$program" work 127.0.0.1 "$port" 1 60000 >victim.txt 2>&1 &
 await victim.txt trains

@@ -262,8 +262,7 @@ TEST_CASE("engine/Own weights: what the engine would need to know them for is re
   sg::Checkpoints const checkpoints(folder.string());
   sg::CheckpointState state;
   state.model = "m";
-  CHECK_THROWS_WITH(checkpoints.write(state, stored),
-                    Contains("put them into a checkpoint"));
+  CHECK_THROWS_WITH(checkpoints.write(state, stored), Contains("put them into a checkpoint"));
   CHECK_THROWS_WITH(checkpoints.restore("m", stored), Contains("put them into a checkpoint"));
   std::filesystem::remove_all(folder);
 }

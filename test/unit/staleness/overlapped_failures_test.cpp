@@ -110,13 +110,14 @@ Osp<osp::SplitLayer> const half{.budget = {0.6}};
 /// Workers of a server that goes on without one that fails, and the oracle.
 class Team {
  public:
-  explicit Team(int count, double deadline_s = 60)
+  /// @param last_deadline_s  of the last worker; the others wait for as long as it takes
+  explicit Team(int count, double last_deadline_s = 60)
       : server_({.workers = count, .on_failure = OnFailure::go_on}),
         oracle{sgd, local_split_rules(), static_cast<std::size_t>(count)} {
     for (int n = 0; n < count; ++n) {
       links.push_back(std::make_shared<Watched>(
           server_.worker(n).link(), [this, n] { return server_.in_process()->pushes(n, 0); }));
-      trainers.push_back(made(Through{links.back()}, n, deadline_s));
+      trainers.push_back(made(Through{links.back()}, n, n == count - 1 ? last_deadline_s : 60));
     }
   }
   /// A step of some workers. Those that fail do so by what watches their links.
