@@ -24,8 +24,8 @@ namespace stagger::collective {
 /// own for `measured_steps` steps, in which its backward is timed. The groups hold from the next
 /// step on, and do not change any bit.
 ///
-/// If a step fails, the groups that it has pushed stay pushed. Stages with several replicas push
-/// when the step ends.
+/// If a step fails, the groups that it has pushed stay pushed. Of a stage with several replicas a
+/// group is pushed when all of them have its gradients; on GPUs when the step ends.
 ///
 /// @code
 ///     pipeline.with(collective::GroupedPushes{server.worker(0), collective::grouping::Optimal{},

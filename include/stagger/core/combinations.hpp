@@ -150,9 +150,10 @@ enum class Verdict : std::uint8_t {
   RULE(grouped_split, not_built, grouped_pushes | layer_split, none,                               \
        "partition::LayerSplit has ranks share layers", STAGGER_NOT_IN_GROUPS,                      \
        "A push of such a layer has a part of each member.")                                        \
-  RULE(grouped_replicas, not_built, grouped_pushes | replicas | all_replicated, none,              \
-       "every stage has several replicas, which push their sum at the end of a step",              \
-       STAGGER_NOT_IN_GROUPS, "Sums of replicas would have to be pushed group by group.")          \
+  RULE(grouped_replicas, not_built, grouped_pushes | replicas | all_replicated | own_memory, none, \
+       "every stage has several replicas, which push their sum at the end of a step on GPUs",      \
+       STAGGER_NOT_IN_GROUPS,                                                                      \
+       "A device would have to copy each group to the host when its sum is there.")                \
   /* replicas and sums */                                                                          \
   RULE(                                                                                            \
       replicas_of_a_stream, not_built, replicas | asynchronous | server, none, "replicas",         \
@@ -411,8 +412,8 @@ enum class Verdict : std::uint8_t {
        "It keeps the values of one microbatch.")                                                   \
   RULE(replicas_on_one_device, no_effect, one_device | replicas, none, "Options::replicas",        \
        " changes nothing in a loop on the calling thread", "It is one rank.")                      \
-  RULE(replicas_pushed_at_end, no_effect, grouped_pushes | replicas, none,                         \
-       "collective::GroupedPushes", " changes nothing for a stage with several replicas",          \
+  RULE(replicas_pushed_at_end, no_effect, grouped_pushes | replicas | own_memory, none,            \
+       "collective::GroupedPushes", " changes nothing for a stage with several replicas on GPUs",  \
        "Their sum is pushed at the end of the step.")                                              \
   RULE(enqueued_on_host, no_effect, enqueue, runs_ahead, "enqueue",                                \
        " returns when the step is done",                                                           \

@@ -54,7 +54,8 @@ namespace detail {
       if (in.cell >= program.cells.size() || program.cells[in.cell].rank != own ||
           program.cells[in.cell].stage != in.stage)
         state.refuse("works on cell ", in.cell, " of stage ", in.stage, ", which it does not hold");
-      if (adds_up(in.op) != (rank.reducer_for >= 0))
+      bool const sum_pushed = pushes(in.op) && program.pushes_sums && rank.reducer_for >= 0;
+      if (!sum_pushed && adds_up(in.op) != (rank.reducer_for >= 0))
         state.refuse("adds up gradients on a computing rank, or does not on a reducer");
       if (in.microbatch >= state.units && !exchanges(in.op))
         state.refuse("works on microbatch ", in.microbatch, " of ", state.units);

@@ -49,6 +49,7 @@ class GradientGrouping {
     Program made = old_;
     made.groups = groups_;
     made.pushes_groups = old_.training && rules_.push;
+    made.pushes_sums = made.pushes_groups && rules_.push_sums;
     resize_signals(made, old_.signals.size() + 2 * old_.cells.size());
     for (std::size_t s = old_.signals.size(); s-- > inner_;)  // those of a server stay the last
       made.signals[s + 2 * old_.cells.size()] = std::exchange(made.signals[s], SignalEnds{});
@@ -70,7 +71,7 @@ class GradientGrouping {
   };
 
   // Two signals of each cell: `ready`, given by the cell's rank once for each group; `summed`,
-  // given likewise by that rank's reducer.
+  // given likewise by that rank's reducer, after it has pushed the group if the reducer does.
   [[nodiscard]] std::uint32_t ready(std::size_t cell) const {
     return static_cast<std::uint32_t>(inner_ + 2 * cell);
   }
@@ -95,7 +96,7 @@ class GradientGrouping {
       }
       Holding const& own = held_[in.cell];
       bool const alone = rules_.push && !own.shared() && !own.alone;
-      if (alone && pushes(in.op)) continue;  // its groups were pushed before
+      if (pushes(in.op) && (alone || pushes_sums(in.cell))) continue;  // its groups were pushed
       bool const last =
           gives_weight_gradient(in.op) && own.last_backward == i && (alone || own.shared());
       if (!last) {
@@ -155,16 +156,13 @@ class GradientGrouping {
 
   /// Adds the reducer of a rank that holds shared stages. It works in the order of that rank's last
   /// backwards. No rank needs a sum before its whole backward is done, so the reducer's waits delay
-  /// no other rank.
+  /// no other rank. A push waits for the sums of other reducers. If these work on the same stages in
+  /// the same order, it follows the sum of its group; otherwise they could wait for each other, so
+  /// that it follows all sums of its reducer.
   [[gnu::cold]] void add_reducer(Program& made, std::size_t self) const {
     auto const& cells = old_.cells;
-    List<std::size_t> own;  // shared cells of the rank, in the order of their last backward
-    for (std::size_t c = 0; c < cells.size(); ++c)
-      if (std::cmp_equal(cells[c].rank, self) && held_[c].shared()) own.push_back(c);
+    List<std::size_t> const own = shared_cells(static_cast<int>(self));
     if (own.empty()) return;
-    std::sort(own.begin(), own.end(), [&](std::size_t a, std::size_t b) {
-      return held_[a].last_backward < held_[b].last_backward;
-    });
     int const number = static_cast<int>(made.ranks.size());
     RankProgram rank;
     rank.reducer_for = static_cast<int>(self);
@@ -174,6 +172,9 @@ class GradientGrouping {
       made.signals[summed(c)] = {number, SignalEnds::everyone, -1, -1, cell};
       if (old_.training) push_reductions(rank, c);
     }
+    for (std::size_t const c : own)
+      for (std::size_t g = 0; pushes_sums(c) && !in_one_order(c) && g < held_[c].groups; ++g)
+        push_sum(rank, c, g);
     made.ranks.push_back(std::move(rank));
   }
 
@@ -186,9 +187,45 @@ class GradientGrouping {
                       static_cast<std::uint16_t>(own.end - own.first));
       for (std::size_t d = own.first; d < own.end; ++d)
         if (!rules_.by_library || d == c) rank.add_wait(reduce, ready(d), g + 1);
-      reduce.add_signal(summed(c));
+      if (!pushes_sums(c)) reduce.add_signal(summed(c));
       rank.code.push_back(reduce);
+      if (pushes_sums(c) && in_one_order(c)) push_sum(rank, c, g);
     }
+  }
+
+  /// Appends the push of a group whose sum the reducer, and those of the other holders, have made.
+  void push_sum(RankProgram& rank, std::size_t c, std::size_t g) const {
+    Instruction push = instruction_on(old_.cells, c, Op::push);
+    push.group = static_cast<std::uint16_t>(held_[c].group + g);
+    for (std::size_t d = c + 1; d < held_[c].end; ++d) rank.add_wait(push, summed(d), g + 1);
+    push.add_signal(summed(c));
+    rank.code.push_back(push);
+  }
+
+  /// Whether the reducer of a cell's rank pushes the sums of the cell's stage.
+  [[nodiscard]] bool pushes_sums(std::size_t c) const {
+    return old_.training && rules_.push_sums && held_[c].shared() && held_[c].first == c;
+  }
+  /// Whether the reducers of all holders of a stage work on the same stages in the same order.
+  [[nodiscard]] [[gnu::cold]] bool in_one_order(std::size_t c) const {
+    List<std::size_t> const own = shared_cells(old_.cells[c].rank);
+    for (std::size_t d = held_[c].first; d < held_[c].end; ++d) {
+      List<std::size_t> const others = shared_cells(old_.cells[d].rank);
+      if (others.size() != own.size()) return false;
+      for (std::size_t i = 0; i < own.size(); ++i)
+        if (old_.cells[others[i]].stage != old_.cells[own[i]].stage) return false;
+    }
+    return true;
+  }
+  /// The shared cells of a rank, in the order of their last backward.
+  [[nodiscard]] [[gnu::cold]] List<std::size_t> shared_cells(int rank) const {
+    List<std::size_t> own;
+    for (std::size_t c = 0; c < held_.size(); ++c)
+      if (old_.cells[c].rank == rank && held_[c].shared()) own.push_back(c);
+    std::sort(own.begin(), own.end(), [&](std::size_t a, std::size_t b) {
+      return held_[a].last_backward < held_[b].last_backward;
+    });
+    return own;
   }
 
   Program const& old_;
@@ -203,7 +240,8 @@ class GradientGrouping {
 /// Splits the last backward of every stage that several ranks hold into gradient groups and adds a
 /// reducer for each of these ranks, which adds up gradients. Steps then end with these sums instead
 /// of `hand_in`. If groups are pushed, it also splits the last backward of the other stages, each
-/// of whose groups is pushed as soon as its part has run, instead of all at the end of the step.
+/// of whose groups is pushed as soon as its part has run, instead of all at the end of the step; if
+/// sums are, the reducer of a stage's first holder pushes each group once all parts are added up.
 /// @param groups  of all stages, sorted by stage, then in backward order
 /// @throws Error  bad_schedule for more signals than a program can number
 [[nodiscard]] [[gnu::cold]] inline Program group_gradients(

@@ -419,11 +419,11 @@ struct Program {
   int microbatches = 0;  ///< units that flow: slices, where the table divides microbatches
   bool training = true;
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
-  bool flushes = true;  ///< whether stages update together at the end, except those that update
-                        ///< alone
+  bool flushes = true;  ///< whether stages update together at the end, or those that are not alone
   int push_minibatches = 0;    ///< in one push to a parameter server; 0: there is none
   bool late = false;           ///< answers to a step's pushes may come in the step after
   bool pushes_groups = false;  ///< a stage with one holder pushes each gradient group by itself
+  bool pushes_sums = false;    ///< the others likewise, on the reducer of the first holder
   List<Cell> cells;            ///< by stage, then by rank
   List<RowEdge> row_edges;     ///< between cells whose shares of a microbatch differ but overlap
   int computing = 0;  ///< ranks that run the table; the others, after them, add up gradients

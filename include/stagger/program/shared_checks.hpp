@@ -91,7 +91,8 @@ class GroupCheck final : public GradientCheck {
  public:
   [[gnu::cold]] GroupCheck(CheckState const& state, LayOutOptions const& options)
       : GradientCheck(state, options),
-        parts_at_(state.program.cells.size() * state.program.groups.size()) {
+        parts_at_(state.program.cells.size() * state.program.groups.size()),
+        sums_at_(parts_at_.size()) {
     auto const& cells = state.program.cells;
     auto const& groups = state.program.groups;
     for (std::size_t c = 0; c < cells.size(); ++c)
@@ -123,10 +124,15 @@ class GroupCheck final : public GradientCheck {
   void push(Instruction const& in) override {
     Holder& own = cells_[in.cell];
     if (!pushes_groups(own)) return GradientCheck::push(in);
-    bool const computed = own.groups > 1 ? own.pushed < own.parts : own.ended == own.to_end;
+    bool computed = own.groups > 1 ? own.pushed < own.parts : own.ended == own.to_end;
+    for (std::size_t d = own.first; is_shared(own) && d < own.end; ++d) {
+      bool const summed = cells_[d].reduced > own.pushed;
+      computed = summed && computed && state_.knows(cells_[d].reducer, sum_at(d, in.group));
+    }
     if (own.pushed == own.groups || in.group != own.group + own.pushed || !computed)
       state_.refuse("pushes gradient group ", in.group, " before it is computed, or twice");
     ++own.pushed;
+    if (is_shared(own)) own.reduced_at = state_.now();  // which its holders wait for
   }
   void pull(Instruction const& in) override {
     GradientCheck::pull(in);
@@ -150,16 +156,21 @@ class GroupCheck final : public GradientCheck {
         state_.refuse("adds up gradients that rank ", rank_of(d), " may not have yet");
     }
     ++own.reduced;
-    own.reduced_at = state_.now();
+    own.reduced_at = sum_at(in.cell, in.group) = state_.now();
     own.reducer = state_.rank;
   }
 
  private:
   static constexpr std::uint32_t nothing = 0xffffffff;
 
+  [[nodiscard]] static bool is_shared(Holder const& own) { return own.end - own.first > 1; }
   /// Whether a stage pushes each of its groups by itself.
   [[nodiscard]] bool pushes_groups(Holder const& own) const {
-    return state_.program.pushes_groups && own.end - own.first == 1;
+    return is_shared(own) ? state_.program.pushes_sums : state_.program.pushes_groups;
+  }
+  /// Instructions that the reducer of a cell's rank has ended after its part of a group's sum.
+  [[nodiscard]] std::uint32_t& sum_at(std::size_t c, std::size_t group) {
+    return sums_at_[c * state_.program.groups.size() + group];
   }
 
   void require_sums(std::size_t c) const override {
@@ -168,9 +179,10 @@ class GroupCheck final : public GradientCheck {
     for (std::size_t d = own.first; d < own.end; ++d) {
       if (options_.grouping.by_library && d != c) continue;
       Holder const& other = cells_[d];
-      if (other.reduced != own.groups || !state_.knows(other.reducer, other.reduced_at))
+      bool const pushed = d != own.first || !pushes_groups(own) || other.pushed == own.groups;
+      if (other.reduced != own.groups || !pushed || !state_.knows(other.reducer, other.reduced_at))
         state_.refuse("finishes before all gradients of stage ", state_.program.cells[c].stage,
-                      " are added up");
+                      " are added up, and pushed if groups are");
     }
     if (options_.grouping.chain_squares && c != own.first &&
         !knows_end(rank_of(c - 1), ranks_[rank_of(c - 1)].finished))
@@ -178,6 +190,7 @@ class GroupCheck final : public GradientCheck {
   }
 
   List<std::uint32_t> parts_at_;  // [cells][groups] instructions ended after that part
+  List<std::uint32_t> sums_at_;   // likewise of the reducer, after its part of the sum
 };
 
 inline constexpr SharedPasses shared_passes{

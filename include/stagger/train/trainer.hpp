@@ -284,7 +284,7 @@ class Trainer : public detail::WrongSteps<Trainer<In, Out, Optimizer, Loss, sync
   }
 
   /// Likewise for the sums of gradient groups: a row for each rank of a replicated position, with
-  /// REDUCE_GRAD of its stage in the order of the groups.
+  /// REDUCE_GRAD of its stage in the order of the groups, and with collective::GroupedPushes PUSH.
   [[nodiscard]] schedule::Timeline reductions() const {
     return Facts::timeline(hold()->machine(), ranks(), true);
   }

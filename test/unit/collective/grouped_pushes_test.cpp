@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,7 +21,10 @@
 #include <stagger/engine/run_together.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/partition/layer_split.hpp>
+#include <stagger/schedule/chimera.hpp>
+#include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/interleaved.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/sim/clock.hpp>
 #include <stagger/sim/virtual_clock.hpp>
@@ -300,38 +304,145 @@ TEST_CASE("collective/GroupedPushes: a gradient that is not finite is refused", 
   workers_oracle::refuses_infinities(in_groups, in_groups);
 }
 
-TEST_CASE("collective/GroupedPushes: a stage with replicas pushes their sum at the end",
+/// Microbatches of 8 rows.
+small_model::Batch batch_of(std::uint64_t microbatches) {
+  using namespace small_model;
+  Batch batch;
+  for (std::uint64_t m = 0; m < microbatches; ++m) {
+    Tokens x({8});
+    Tokens t({8});
+    for (std::size_t r = 0; r < 8; ++r) {
+      x[r] = static_cast<std::int32_t>(sg::random_bits(6, {m, r}) % classes);
+      t[r] = static_cast<std::int32_t>(sg::random_bits(7, {m, r}) % width);
+    }
+    batch.inputs.push_back(std::move(x));
+    batch.targets.push_back(std::move(t));
+  }
+  return batch;
+}
+
+/// Values after each of some steps of a worker with replicas.
+template <class Collective, class Staleness, class Schedule>
+std::vector<std::vector<std::byte>> by_replicas(Collective collective, Staleness staleness,
+                                                Schedule schedule, std::vector<int> const& counts) {
+  using namespace small_model;
+  auto train =
+      sg::Pipeline{sg::Sequential{Embedding{}, Dense{}, Curve{}, Dense{5}, Curve{}, Dense{7}}}.with(
+          sg::partition::Cuts{{3}}, staleness, schedule, std::move(collective), Loss{},
+          workers_oracle::adam, sg::host::Threads{2},
+          sg::Options{.replicas = sg::Replicas::even(counts.data(), counts.size())});
+  Batch const batch = batch_of(4);
+  std::vector<std::vector<std::byte>> all;
+  for (int step = 0; step < 9; ++step) {
+    static_cast<void>(sg::run(train.step(batch)));
+    all.push_back(values(train));
+  }
+  return all;
+}
+
+template <class Staleness, class Schedule>
+void replicas_have_same_bits(Staleness staleness, Schedule schedule,
+                             std::vector<int> const& counts) {
+  auto const trained = [&](auto collective_of) {
+    ParameterServer const server({.workers = 1});
+    return by_replicas(collective_of(server.worker(0)), staleness, schedule, counts);
+  };
+  auto const at_the_end = trained([](auto worker) { return worker; });
+  CHECK(trained([](auto worker) { return GroupedPushes{std::move(worker)}; }) == at_the_end);
+  CHECK(trained([](auto worker) {
+          return GroupedPushes{std::move(worker), grouping::Layerwise{}};
+        }) == at_the_end);
+}
+
+TEST_CASE("collective/GroupedPushes: sums of replicas have the bits of pushes at the end",
+          "[collective]") {
+  for (std::vector<int> const& counts :
+       {std::vector{2, 1}, std::vector{1, 2}, std::vector{1, 1}, std::vector{2, 2}})
+    replicas_have_same_bits(sg::staleness::Synchronous{}, sg::schedule::OneFOneB{}, counts);
+  replicas_have_same_bits(sg::staleness::Asynchronous{.pushes = sg::staleness::Pushes::changes},
+                          sg::schedule::GPipe{}, {3, 2});
+  replicas_have_same_bits(
+      sg::staleness::StaleSynchronous{.bound = 2,
+                                      .pushes = sg::staleness::Pushes::changes,
+                                      .adds = sg::staleness::Adds::in_worker_order},
+      sg::schedule::ZeroBubbleH1{}, {2, 2});
+  // Each stage has two owners, of which each also holds the other stage.
+  replicas_have_same_bits(sg::staleness::Synchronous{}, sg::schedule::Chimera{}, {1, 1});
+  // One way through, then the other: the ranks end their last backwards of stages in another order.
+  small_model::Made const there_and_back{[](sg::Shape) {
+    using small_model::Kind;
+    small_model::Table table;
+    table.stages = 2;
+    table.microbatches = 4;
+    for (int rank = 0; rank < 2; ++rank) {
+      table.begin_row();
+      for (int m = 0; m < 4; ++m) {
+        int const stage = m / 2 == 0 ? rank : 1 - rank;
+        table.add({Kind::forward, stage, m});
+        table.add({Kind::backward, stage, m});
+      }
+    }
+    return table;
+  }};
+  replicas_have_same_bits(sg::staleness::Synchronous{}, there_and_back, {1, 1});
+}
+
+/// A layer whose backward fails when told to.
+struct FailingDense : small_model::Dense {
+  bool const* fails = nullptr;
+  void backward_weight(sg::Context& c, Input const& x, Output const& dy, sg::NothingSaved& s) {
+    if (*fails) throw std::runtime_error("out of ink");
+    Dense::backward_weight(c, x, dy, s);
+  }
+};
+
+TEST_CASE("collective/GroupedPushes: sums of replicas are pushed while backward still runs",
           "[collective]") {
   using namespace small_model;
-  for (std::vector<int> const& counts : {std::vector{2, 1}, std::vector{1, 2}, std::vector{1, 1}}) {
-    auto const trained = [&](auto collective_of) {
-      ParameterServer const server({.workers = 1});
-      auto train =
-          sg::Pipeline{sg::Sequential{Embedding{}, Dense{}, Curve{}, Dense{5}, Curve{}, Dense{7}}}
-              .with(sg::partition::Cuts{{3}}, sg::staleness::Synchronous{},
-                    collective_of(server.worker(0)), Loss{}, workers_oracle::adam,
-                    sg::host::Threads{2},
-                    sg::Options{.replicas = sg::Replicas::even(counts.data(), counts.size())});
-      Batch batch;
-      for (std::uint64_t m = 0; m < 3; ++m) {
-        Tokens x({8});
-        Tokens t({8});
-        for (std::size_t r = 0; r < 8; ++r) {
-          x[r] = static_cast<std::int32_t>(sg::random_bits(6, {m, r}) % classes);
-          t[r] = static_cast<std::int32_t>(sg::random_bits(7, {m, r}) % width);
-        }
-        batch.inputs.push_back(std::move(x));
-        batch.targets.push_back(std::move(t));
+  bool fails = false;
+  auto const trained = [&](auto collective_of) {
+    sg::sim::Clock const clock({.rate = 2000});
+    ParameterServer const server({.workers = 1, .log = true});
+    sg::sim::VirtualClock device;
+    device.costs = sg::schedule::Costs::uniform(4, 8, 0);
+    device.clock = clock;
+    FailingDense low;
+    low.fails = &fails;
+    auto train = sg::Pipeline{sg::Sequential{Embedding{}, low, Curve{}, Dense{5}, Dense{7}}}.with(
+        sg::staleness::Synchronous{}, collective_of(server.worker(0)), Loss{}, workers_oracle::sgd,
+        std::move(device), sg::Options{.record = true, .replicas = {2}});
+    Batch const batch = batch_of(1);
+    for (int step = 0; step < 2; ++step) static_cast<void>(sg::run(train.step(batch)));
+    double backward_ends_s = 0;
+    double push_begins_s = 1e9;
+    auto const timeline = train.timeline();
+    for (int rank = 0; rank < 2; ++rank)
+      for (auto const& span : timeline.row(rank)) {
+        if (span.action.kind == sg::schedule::Kind::backward)
+          backward_ends_s = std::max(backward_ends_s, span.end_s);
+        if (span.action.kind == sg::schedule::Kind::push)
+          push_begins_s = std::min(push_begins_s, span.start_s);
       }
-      for (int step = 0; step < 9; ++step) static_cast<void>(sg::run(train.step(batch)));
-      return values(train);
-    };
-    auto const at_the_end = trained([](auto worker) { return worker; });
-    CHECK(trained([](auto worker) { return GroupedPushes{std::move(worker)}; }) == at_the_end);
-    CHECK(trained([](auto worker) {
-            return GroupedPushes{std::move(worker), grouping::Layerwise{}};
-          }) == at_the_end);
-  }
+    double const took_s = clock.now_s();
+    auto all = values(train);
+    fails = true;
+    CHECK_THROWS_WITH(sg::run(train.step(batch)), "out of ink");
+    fails = false;
+    static_cast<void>(sg::run(train.step(batch)));  // the worker goes on
+    auto const pushes_of = [&](std::size_t layer) { return server.log(layer).size(); };
+    bool const kept = pushes_of(4) > pushes_of(1);
+    return std::tuple(std::move(all), took_s, push_begins_s < backward_ends_s, kept);
+  };
+  auto const [late, late_s, late_overlaps, late_keeps] =
+      trained([](auto worker) { return worker; });
+  auto const [early, early_s, early_overlaps, early_keeps] =
+      trained([](auto worker) { return GroupedPushes{std::move(worker), grouping::Layerwise{}}; });
+  CHECK(early == late);
+  CHECK(early_s < late_s);
+  CHECK(early_overlaps);
+  CHECK_FALSE(late_overlaps);
+  CHECK(early_keeps);  // as without replicas, what was pushed before the failure
+  CHECK_FALSE(late_keeps);
 }
 
 TEST_CASE("collective/GroupedPushes: what cannot be pushed in groups is refused in one sentence",
@@ -351,10 +462,6 @@ TEST_CASE("collective/GroupedPushes: what cannot be pushed in groups is refused 
   CHECK_THAT(refused(sg::staleness::Synchronous{}, sg::partition::LayerSplit{.group = 2},
                      sg::Options{.replicas = {2}}),
              Contains("partition::LayerSplit has ranks share layers" + end));
-  CHECK_THAT(
-      refused(sg::staleness::Synchronous{}, sg::Options{.replicas = {3}}),
-      Contains("every stage has several replicas, which push their sum at the end of a step" +
-               end));
   ParameterServer const server({.workers = 1});
   GroupedPushes counted{server.worker(0)};
   counted.measured_steps = -1;

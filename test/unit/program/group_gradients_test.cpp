@@ -137,6 +137,51 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("program/group_gradients: a worker's reducers push each group once all parts are there",
+          "[program]") {
+  auto const table = schedule::DualPipe{}.table({4, 8});
+  LayOutOptions options;
+  staleness::Synchronous const in_step;
+  options.staleness = detail::staleness_model<true>(in_step);
+  options.grouping.push = options.grouping.push_sums = true;
+  options.shared = &detail::shared_passes;
+  for (int const each : {1, 3}) {
+    auto const groups = groups_of(table.stages, each);
+    options.groups = &groups;
+    Program const program = lay_out(table, options);
+    CHECK_NOTHROW(require_sound(program, table, options));
+    CHECK(count(program, Op::push) == groups.size());
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+      std::size_t wait = 0;
+      for (std::size_t i = 0; i < program.ranks[r].code.size(); ++i) {
+        Instruction const& in = program.ranks[r].code[i];
+        wait += in.waits;
+        if (in.op != Op::push) continue;
+        CAPTURE(each, r, i);
+        REQUIRE(program.ranks[r].reducer_for >= 0);
+        REQUIRE(in.waits == 1);
+        Program early = program;  // the push does not wait for the other owner's part
+        auto& waits = early.ranks[r].waits;
+        for (std::size_t w = wait; w < waits.size(); ++w) waits[w - 1] = waits[w];
+        waits.resize(waits.size() - 1);
+        early.ranks[r].code[i].waits = 0;
+        CHECK_THROWS_WITH(require_sound(early, table, options),
+                          Catch::Matchers::Contains("before it is computed"));
+        if (i + 1 < program.ranks[r].code.size() || in.signal_count == 0) continue;
+        Program late = program;  // ranks finish when there is a sum, which is pushed later
+        std::size_t reduce = i;
+        while (late.ranks[r].code[reduce].op != Op::reduce ||
+               late.ranks[r].code[reduce].group != in.group)
+          --reduce;
+        late.ranks[r].code[reduce].add_signal(in.signal[0]);
+        late.ranks[r].code[i].signal_count = 0;
+        CHECK_THROWS_WITH(require_sound(late, table, options),
+                          Catch::Matchers::Contains("and pushed if groups are"));
+      }
+    }
+  }
+}
+
 TEST_CASE("program/drop_unawaited: a signal is given as often as a rank waits for it",
           "[program]") {
   Program program = lay_out(schedule::GPipe{}.table({2, 4}));

@@ -80,9 +80,11 @@ class Programs {
     }
     for (auto const& part : setup.parts)
       if (part->passes() != nullptr) laying_.shared = part->passes();
-    laying_.grouping = {.chain_squares = shards && options.clip_norm.has_value(),
-                        .by_library = sums_by_library,
-                        .push = setup.server.pushes_groups};
+    laying_.grouping = {
+        .chain_squares = shards && options.clip_norm.has_value(),
+        .by_library = sums_by_library,
+        .push = setup.server.pushes_groups,
+        .push_sums = setup.server.pushes_groups && !setup.features.has(feature::own_memory)};
   }
   [[gnu::cold]] [[gnu::noinline]] ~Programs() = default;
 

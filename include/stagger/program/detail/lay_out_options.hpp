@@ -21,6 +21,7 @@ struct GradientGroupingRules {
   bool chain_squares = false;  ///< sums of squares are passed from replica to replica
   bool by_library = false;     ///< a library synchronises the replicas instead of signals
   bool push = false;           ///< stages that one rank holds push each group by itself
+  bool push_sums = false;      ///< with `push`: the others likewise, once it is added up
 };
 
 namespace detail {

@@ -297,7 +297,8 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
     if (on_device()) machine_.model.host_copies = std::move(packed_);  // which it may still write
   }
   [[nodiscard]] IndexRange pushed_by(Instruction const& in) const noexcept final {
-    if (program_->pushes_groups && is_only_holder(program_->cells, in.cell))
+    if (program_->pushes_sums ||
+        (program_->pushes_groups && is_only_holder(program_->cells, in.cell)))
       return machine_.model.layers_of(program_->groups[in.group]);
     return cells_[in.cell].layers;
   }
@@ -368,8 +369,7 @@ class ServerExchange : public DrivenExchange, protected ParameterListener {
     std::size_t const c = cell_of_[layer];
     if (cells_[c].missing.fetch_sub(1) == 1) tell(c, count);
   }
-  /// Gives a cell's signal.
-  /// @param count  its new value
+  /// Gives a cell's signal, up to `count`.
   void tell(std::size_t cell, std::uint32_t count) noexcept {
     auto const& outside = machine_.outside();
     outside.give(outside.self, program_->outside_signal(cell), count);

@@ -130,7 +130,7 @@ class StepExchange : public ServerExchange {
   template <class Send> void push(std::size_t c, IndexRange layers, Send send) {
     for (std::size_t const l : layers) {
       send(l);
-      count(l, TrafficKind::pushes);
+      if (!program_->pushes_sums) count(l, TrafficKind::pushes);
     }
     if (!asks_) return tell(c, 1);
     for (std::size_t const l : layers) link_->ask(l, rounds_);
@@ -147,6 +147,7 @@ class StepExchange : public ServerExchange {
               : take(l, rounds_, exchanged()[l].values().data(), lays_on ? made() + 1 : 0,
                      [&](std::uint32_t push) { return change_of(l, push); });
       note_contained(l, tag, rounds_, cell.contained.data());
+      if (program_->pushes_sums) count(l, TrafficKind::pushes);  // not from two threads
       if (asks_) count(l, TrafficKind::pulls);
       take_up(l);
     }
