@@ -160,7 +160,6 @@ class GradientGrouping {
   /// the same order, it follows the sum of its group; otherwise they could wait for each other, so
   /// that it follows all sums of its reducer.
   [[gnu::cold]] void add_reducer(Program& made, std::size_t self) const {
-    auto const& cells = old_.cells;
     List<std::size_t> const own = shared_cells(static_cast<int>(self));
     if (own.empty()) return;
     int const number = static_cast<int>(made.ranks.size());
