@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: stage: `parameters()`, but only `backward_input`
-// expect-error: stagger: not a Stage: it has parameters\(\) but adds to no gradient of theirs
+// expect-error: stagger: not a Stage: it adds to no gradient of its weights
 // see: stages.md#split-the-backward-if-you-can
 #include <stagger/stagger.hpp>
 

@@ -122,9 +122,21 @@ enum class Verdict : std::uint8_t {
        "NonFinite::ignore",                                                                        \
        "The layer's own update, backward of an earlier layer, which is not finite: the layer has " \
        "updated.")                                                                                 \
+  RULE(own_weights_moved, not_built, own_weights | moves_stages, none, STAGGER_OWN_WEIGHTS,        \
+       "send them where a stage moves; let the schedule keep each stage on one rank for every "    \
+       "number of microbatches, or declare them by parameters()",                                  \
+       "The layer would have to be sent to the other process, or to read and write its weights.")  \
+  RULE(own_weights_each_pass, not_built, own_weights | each_pass, none, STAGGER_OWN_WEIGHTS,       \
+       "have them updated in each pass as others are; use Update::accumulate, or declare them by " \
+       "parameters()",                                                                             \
+       "gradients_complete would have to be called in each pass.")                                 \
+  RULE(own_weights_profiled, not_built, own_weights | profiles, none, STAGGER_OWN_WEIGHTS,         \
+       "measure it without leaving gradients in it; measure layers that declare them by "          \
+       "parameters()",                                                                             \
+       "The layer would have to be told that the gradients of a measured pass count for nothing.") \
   RULE(own_weights_stored, law, own_weights | restores, none, STAGGER_OWN_WEIGHTS,                 \
-       "put them into a checkpoint; write and read them beside it, with restore_parameters() for " \
-       "the others, or declare them by parameters()",                                              \
+       "put them into a checkpoint; write and read them in your own way, with "                    \
+       "Trainer::resume, or declare them by parameters()",                                         \
        "A checkpoint without them would go on with the weights of another step.")                  \
   /* pushes in groups */                                                                           \
   RULE(grouped_over_processes, not_built, grouped_pushes | own_stages, none,                       \

@@ -118,10 +118,19 @@ concept TiesParameters =
 
 namespace detail {
 
+struct NamesGradientsComplete {
+  void gradients_complete();
+};
+/// In which the name is ambiguous if S has a member of it, whatever it is and whoever may call it.
+template <class S> struct NamesTwice : S, NamesGradientsComplete {};
+template <class S>
+concept HasGradientsCompleteMember =
+    std::is_class_v<S> && !std::is_final_v<S> && !requires { &NamesTwice<S>::gradients_complete; };
+
 /// Whether S has `gradients_complete`, but not as it is called, or `parameters()` as well.
 template <class S>
 concept KeepsWeightsWrongly =
-    requires { &S::gradients_complete; } && (!KeepsWeights<S> || HasParameters<S>);
+    (KeepsWeights<S> && HasParameters<S>) || (!KeepsWeights<S> && HasGradientsCompleteMember<S>);
 
 }  // namespace detail
 
@@ -154,8 +163,9 @@ concept KeepsWeightsWrongly =
 /// no parameters; only the first stage may omit `backward_input`.
 ///
 /// A layer with `gradients_complete` has weights that the engine does not know: its gradients and
-/// updates are its own. It is called once in each training step, after the layer's last backward,
-/// or backward_weight, on the thread of that. If the step fails later, nothing of it is undone.
+/// updates are its own. It is called once in each training step (of a captured one, when the graph
+/// is recorded), after the layer's last backward, or backward_weight, on the thread of that. If the
+/// step fails later, nothing of it is undone.
 ///
 /// `y` and `dx` arrive with the size of an earlier microbatch, or empty: a stage sizes them before
 /// it writes them, dx like x. Gradients are *added* to `context.gradient(parameter)`: it holds the

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/combinations.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -25,6 +26,14 @@
 namespace stagger {
 
 namespace detail {
+
+/// Refuses layers that keep their own weights, where passes are only measured.
+[[gnu::cold]] inline void require_measurable(Layer const* layers, std::size_t count) {
+  for (std::size_t l = 0; l < count; ++l)
+    require_rule(Rule::own_weights_profiled,
+                 feature::profiles.with(feature::own_weights,
+                                        layers[l].ops().gradients_complete != nullptr));
+}
 
 /// The layers and values for a plain loop over all layers, without a schedule and with one
 /// microbatch at a time.
@@ -89,6 +98,11 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         loss_(std::move(loss)),
         options_(options) {
     detail::require_clip_norm(options);
+    namespace feature = detail::feature;
+    detail::require_combination(
+        feature::one_device.with(feature::own_weights, detail::keep_weights(layers_))
+            .with(feature::clips, options.clip_norm.has_value())
+            .with(feature::skips, options.non_finite == NonFinite::skip));
     int number = 0;
     for (detail::Layer const& layer : layers_) {
       parameters_[number].adopt(layer.ops().adopt_parameters(layer.object(), number), number,

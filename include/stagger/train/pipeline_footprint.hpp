@@ -43,6 +43,7 @@ class FootprintRun {
                              std::int64_t steps, std::uint64_t seed,
                              ModelState const* shared = nullptr)
       : parameters_(parameters), contexts_(parameters.size() + 1) {  // of the layers and the loss
+    require_measurable(layers, parameters.size());
     for (auto& context : contexts_) context.begin_step(steps, seed, true, 0, true);
     auto const add = [&](IndexRange own) {
       chain_.back().members.emplace_back(

@@ -69,6 +69,7 @@ class Profiler {
     auto const& loop = parts.loop;
     std::size_t const layers = parts.parameters.size();
     require_names(layers);
+    detail::require_measurable(loop.layers, layers);
     int const samples = samples_of(&input, 1);
     auto const passes = static_cast<std::size_t>(options_.repeats);
     List<Passes> times(layers, Passes{std::vector<double>(passes), std::vector<double>(passes),
@@ -138,6 +139,7 @@ class Profiler {
     detail::Features const features =
         feature::profiles.with(feature::replicas, !machine.options().replicas.empty())
             .with(feature::records, machine.options().record);
+    detail::require_measurable(machine.model.layers.data(), layers);
     require_rule(detail::Rule::profiled_replicas, features);
     require_rule(detail::Rule::profile_unrecorded, features);
     int const samples = samples_of(batch.inputs.data(), batch.inputs.size());

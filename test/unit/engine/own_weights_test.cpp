@@ -18,6 +18,7 @@
 #include <stagger/staleness/weight_stashing.hpp>
 #include <stagger/train/checkpoint.hpp>
 #include <stagger/train/pipeline.hpp>
+#include <stagger/train/profiler.hpp>
 
 namespace own_weights_test {
 
@@ -266,5 +267,39 @@ TEST_CASE("engine/Own weights: what the engine would need to know them for is re
   CHECK_THROWS_WITH(checkpoints.restore("m", stored), Contains("put them into a checkpoint"));
   std::filesystem::remove_all(folder);
 }
+
+TEST_CASE("engine/Own weights: a loop on the calling thread refuses what a pipeline refuses",
+          "[engine]") {
+  auto const alone = [](sg::Options const& options) {
+    return pipeline(model<Own>()).on_one_device(loss, sgd, options);
+  };
+  CHECK_THROWS_WITH(alone({.clip_norm = 1.0}), Contains("clip them in"));
+  CHECK_THROWS_WITH(alone({.non_finite = sg::NonFinite::skip}), Contains("NonFinite::skip"));
+  auto one = alone({});
+  auto const now = batch(0);
+  CHECK_THROWS_WITH(sg::Profiler{}.measure(one, now.inputs[0], now.targets[0]),
+                    Contains("measure it without leaving gradients"));
+  CHECK_THROWS_WITH(sg::Profiler{}.footprint(one, now.inputs[0], now.targets[0]),
+                    Contains("measure it without leaving gradients"));
+}
+
+namespace {
+
+struct Misspelt : OwnInHalves {
+  void gradients_complete() {}
+};
+class Hidden : public OwnInHalves {
+  void gradients_complete(sg::Context&) {}
+};
+struct Both : OwnInHalves {
+  sg::Parameter<double> w{"w", {1}};
+  void gradients_complete(sg::Context&) {}
+  void gradients_complete(sg::Context&) const {}
+  auto parameters() { return std::tie(w); }
+};
+static_assert(sg::Stage<Own> && sg::Stage<OwnInHalves> && sg::Stage<Known>);
+static_assert(!sg::Stage<Misspelt> && !sg::Stage<Hidden> && !sg::Stage<Both>);
+
+}  // namespace
 
 }  // namespace own_weights_test

@@ -68,7 +68,8 @@ class Programs {
         grouped_(setup.grouped),
         stages_(static_cast<int>(setup.cuts.size()) + 1),
         positions_(positions),
-        own_weights_(setup.features.has(feature::own_weights)) {
+        own_weights_(setup.features.has(feature::own_weights)),
+        apart_(setup.features.has(feature::library_sums)) {
     laying_.recompute = options.recompute;
     laying_.spare_slots = options.spare_slots;
     laying_.staleness = setup.staleness;
@@ -180,14 +181,28 @@ class Programs {
     if (grouped_ != nullptr) made = grouped_->table(made, options_.replicas);
     laying_.groups = groups;
     auto const added = std::make_shared<Program const>(lay_out(made, laying_));
-    if (own_weights_ && std::cmp_greater(added->cells.size(), stages_))
-      require_rule(Rule::own_weights_owners, feature::own_weights | feature::two_owners);
+    if (own_weights_) require_kept_weights(*added);
     require_sound(*added, made, laying_);
     Known* oldest = known_;  // a free place, or the least recently used one
     for (Known& known : known_)
       if (known.asked < oldest->asked) oldest = &known;
     *oldest = {added, ++asked_};
     return added;
+  }
+
+  /// Refuses several owners of a stage, and in several processes a stage that has moved, where a layer
+  /// keeps its own weights.
+  [[gnu::cold]] void require_kept_weights(Program const& program) {
+    List<int> holders;  // [stages]
+    for (std::size_t c = 0; c < program.cells.size(); ++c) {
+      Features const owners = feature::two_owners.with(feature::own_weights, true);
+      if (!is_first_holder(program.cells, c)) require_rule(Rule::own_weights_owners, owners);
+      holders.push_back(program.cells[c].rank);
+    }
+    for (std::size_t s = 0; apart_ && s < holders_.size() && s < holders.size(); ++s)
+      if (holders_[s] != holders[s])
+        require_rule(Rule::own_weights_moved, feature::own_weights | feature::moves_stages);
+    holders_ = std::move(holders);
   }
 
   /// Two lengths, of whole minibatches and of the last one of a data set: each to evaluate, and to
@@ -200,7 +215,9 @@ class Programs {
   Grouped const* grouped_;
   int stages_;
   int positions_;
-  bool own_weights_;  // a layer keeps its own weights
+  bool own_weights_;   // a layer keeps its own weights
+  bool apart_;         // in several processes
+  List<int> holders_;  // [stages] rank that holds each, in the last program, with own weights
   LayOutOptions laying_;
   Known known_[most_known];
   std::uint64_t asked_ = 0;  // counts calls, as a clock for `asked`

@@ -142,12 +142,12 @@ template <class S> struct NotAStage {
                 "Parameters, or a std::span of them: 'auto parameters() { return std::tie(weight, "
                 "bias); }'");
   static_assert(is_not<no_weight_gradient>,
-                "stagger: not a Stage: it has parameters() but adds to no gradient of theirs; add "
+                "stagger: not a Stage: it adds to no gradient of its weights; add "
                 "'void backward_weight(Context&, Input const& x, Output const& dy, Saved& saved)'");
   static_assert(is_not<keeps_weights_wrongly>,
                 "stagger: not a Stage: 'void gradients_complete(Context&)' is for a layer that "
-                "updates weights of its own; let it take a Context&, and leave parameters() out, "
-                "whose weights the engine updates");
+                "updates weights of its own; make it public, let it take a Context&, and leave "
+                "parameters() out, whose weights the engine updates");
 };
 
 /// Says that `B` cannot follow `A`.
