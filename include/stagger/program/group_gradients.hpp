@@ -49,7 +49,8 @@ class GradientGrouping {
     Program made = old_;
     made.groups = groups_;
     made.pushes_groups = old_.training && rules_.push;
-    made.pushes_sums = made.pushes_groups && rules_.push_sums;
+    for (std::size_t c = 0; made.pushes_groups && c < held_.size(); ++c)
+      made.pushes_sums = made.pushes_sums || pushes_sums(c);
     resize_signals(made, old_.signals.size() + 2 * old_.cells.size());
     for (std::size_t s = old_.signals.size(); s-- > inner_;)  // those of a server stay the last
       made.signals[s + 2 * old_.cells.size()] = std::exchange(made.signals[s], SignalEnds{});
