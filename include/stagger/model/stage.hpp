@@ -121,7 +121,7 @@ namespace detail {
 struct NamesGradientsComplete {
   void gradients_complete();
 };
-/// In which the name is ambiguous if S has a member of it, whatever it is and whoever may call it.
+/// In which the name is ambiguous if S has a member of that name: private, overloaded or a template.
 template <class S> struct NamesTwice : S, NamesGradientsComplete {};
 template <class S>
 concept HasGradientsCompleteMember =
