@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -DROOT=<checkout> [-DCOMPILER=<C++ compiler>] [-DFOLDER=<for the program>] [-DUPDATE=ON] -P combinations.cmake
 #
-# Passes when docs/combinations.md is what combinations.cpp prints of the rules in core/combinations.hpp; UPDATE writes it.
+# Passes when docs/combinations.md is what combinations.cpp prints of the rules in core/combination_rules.hpp; UPDATE writes it.
 
 cmake_minimum_required(VERSION 3.25)
 
